@@ -1,0 +1,106 @@
+"""The nouns of the engine: what a job is, and what comes back. Frozen, free of llama.cpp and of HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Effective sampling parameters, defaults applied. `seed` is the resolved one (0..2**32-1).
+
+    `temperature` 0.0 means greedy. `top_k` 0 means off. `max_tokens` None means "until the context is full".
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    max_tokens: int | None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationJob:
+    """One answer to make. `prompt` is chat messages (rendered with the model's own template) or raw text.
+
+    `job_id` is 16 bytes, unique among live jobs. `template_date` is the UTC date (YYYY-MM-DD) a chat template's clock
+    shows.
+    """
+
+    job_id: bytes
+    prompt: tuple[ChatMessage, ...] | str
+    sampling: SamplingParams
+    template_date: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReady:
+    """First event of every accepted job: what the engine will really evaluate.
+
+    `token_ids` is u32 little-endian. `max_tokens` is the effective bound after the context limit. `execution` holds
+    facts about the path the answer takes (cached prompt tokens, threads, batching, ...), dCBOR-encodable.
+    """
+
+    prompt_text: str
+    token_ids: bytes
+    max_tokens: int
+    execution: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """Newly released text (complete UTF-8, may be empty while bytes are held back) and the tokens sampled for it.
+
+    `token_ids` is u32 little-endian, in sampling order, the end-of-generation token included where it was sampled.
+    """
+
+    text: str
+    token_ids: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Last event of a job that ended well. All text and tokens have gone out in Delta events before it."""
+
+    reason: FinishReason
+
+
+EngineEvent = PromptReady | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """What the engine found in the weights it really loaded."""
+
+    context_length: int
+    vocabulary_size: int
+    architecture: str
+    has_chat_template: bool
+    tokenizer_digest: bytes  # SHA-256 of the dCBOR of the GGUF keys tokenizer.* without tokenizer.chat_template
+    chat_template_digest: bytes | None  # SHA-256 of the UTF-8 template in force
+    weights: tuple[tuple[int, bytes], ...]  # (size in bytes, SHA-256) of each file, sorted by SHA-256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """Identity of the engine: name, version, and the native libraries mapped in the worker.
+
+    `libraries` is sorted (basename, SHA-256).
+    """
+
+    name: str
+    version: str
+    libraries: tuple[tuple[str, bytes], ...]
+    threads: int
+    threads_reason: str

@@ -1,0 +1,96 @@
+"""Errors of the appliance. `code` is API, the message is prose and never contains request content."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ApplianceError(Exception):
+    """An outcome that reaches the client as an OpenAI-shaped error.
+
+    `code` is the stable machine name, `param` the request field at fault (a dotted path), `retry_after_s` the value of
+    the Retry-After header.
+    """
+
+    status: ClassVar[int] = 500
+    kind: ClassVar[str] = "server_error"
+
+    def __init__(self, code: str, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class BadRequest(ApplianceError):
+    status = 400
+    kind = "invalid_request_error"
+
+
+class Unauthorized(ApplianceError):
+    status = 401
+    kind = "authentication_error"
+
+
+class Forbidden(ApplianceError):
+    status = 403
+    kind = "permission_error"
+
+
+class NotFound(ApplianceError):
+    status = 404
+    kind = "invalid_request_error"
+
+
+class MethodNotAllowed(ApplianceError):
+    status = 405
+    kind = "invalid_request_error"
+
+
+class DeadlineExceeded(ApplianceError):
+    status = 408
+    kind = "timeout_error"
+
+
+class ReceiptPending(ApplianceError):
+    status = 409
+    kind = "invalid_request_error"
+
+
+class TooLarge(ApplianceError):
+    status = 413
+    kind = "invalid_request_error"
+
+
+class UnsupportedMediaType(ApplianceError):
+    status = 415
+    kind = "invalid_request_error"
+
+
+class Overloaded(ApplianceError):
+    """429: the bounded queue is full. Always with Retry-After."""
+
+    status = 429
+    kind = "rate_limit_error"
+
+
+class EngineFailed(ApplianceError):
+    status = 500
+    kind = "server_error"
+
+
+class Unavailable(ApplianceError):
+    """503: alive, but not able to serve now (engine restarting, shutting down)."""
+
+    status = 503
+    kind = "server_error"
+
+
+class AttestationUnavailable(ApplianceError):
+    status = 503
+    kind = "server_error"
+
+
+class BootError(Exception):
+    """The appliance refuses to start. Raised before any listener exists; the message says what to do next."""
