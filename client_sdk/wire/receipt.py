@@ -1,0 +1,404 @@
+"""Receipt claims: a closed map that binds model, configuration, device, input and output (docs/receipt-format.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from client_sdk.wire import cbor
+from client_sdk.wire import names as n
+from client_sdk.wire.errors import WireError
+from client_sdk.wire.fields import MapReader
+
+_CODE = "MALFORMED_RECEIPT_CLAIMS"
+
+DECODING_FIELDS: Mapping[str, tuple[type, ...]] = {
+    "temperature": (float,),
+    "top_p": (float,),
+    "top_k": (int,),
+    "seed": (int,),
+    "max_tokens": (int,),
+    "n": (int,),
+    "stop": (bytes, type(None)),
+}
+"""Every effective sampling parameter with the types it may have. `stop` is a commitment or null."""
+
+_MAX_EXECUTION_FACTS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    name: str
+    identity: bytes
+    weights: tuple[tuple[int, bytes], ...]
+    tokenizer: bytes
+    chat_template: bytes | None
+    format: str
+
+    def to_map(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "identity": self.identity,
+            "weights": [[size, digest] for size, digest in self.weights],
+            "tokenizer": self.tokenizer,
+            "chat-template": self.chat_template,
+            "format": self.format,
+        }
+
+    @classmethod
+    def parse(cls, value: object) -> ModelFacts:
+        reader = MapReader(value, "model", _CODE)
+        facts = cls(
+            name=reader.text("name"),
+            identity=reader.bstr("identity", 32),
+            weights=_weights(reader.take("weights", list)),
+            tokenizer=reader.bstr("tokenizer", 32),
+            chat_template=reader.bstr_or_null("chat-template", 32),
+            format=reader.text("format"),
+        )
+        reader.finish()
+        return facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    kind: str
+    digest: bytes
+    gpu: bytes | None = None
+
+    def to_map(self) -> dict[str, object]:
+        fields: dict[str, object] = {"kind": self.kind, "digest": self.digest}
+        if self.gpu is not None:
+            fields["gpu"] = self.gpu
+        return fields
+
+    @classmethod
+    def parse(cls, value: object) -> DeviceFacts:
+        reader = MapReader(value, "device", _CODE)
+        facts = cls(
+            kind=reader.text("kind"),
+            digest=reader.bstr("digest", 32),
+            gpu=reader.bstr("gpu", 32) if reader.has("gpu") else None,
+        )
+        reader.finish()
+        return facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    name: str
+    version: str
+    digest: bytes
+
+    def to_map(self) -> dict[str, object]:
+        return {"name": self.name, "version": self.version, "digest": self.digest}
+
+    @classmethod
+    def parse(cls, value: object) -> EngineFacts:
+        reader = MapReader(value, "engine", _CODE)
+        facts = cls(name=reader.text("name"), version=reader.text("version"), digest=reader.bstr("digest", 32))
+        reader.finish()
+        return facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFacts:
+    """`length` is the number of body bytes received, `body` the commitment to them; `complete` says they are all."""
+
+    method: str
+    route: str
+    length: int
+    complete: bool
+    body: bytes
+
+    def to_map(self) -> dict[str, object]:
+        return {
+            "method": self.method,
+            "route": self.route,
+            "length": self.length,
+            "complete": self.complete,
+            "body": self.body,
+        }
+
+    @classmethod
+    def parse(cls, value: object) -> RequestFacts:
+        reader = MapReader(value, "request", _CODE)
+        facts = cls(
+            method=reader.text("method"),
+            route=reader.text("route"),
+            length=reader.uint("length"),
+            complete=reader.take("complete", bool),
+            body=reader.bstr("body", 32),
+        )
+        reader.finish()
+        return facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptFacts:
+    text: bytes
+    tokens: bytes
+    count: int
+
+    def to_map(self) -> dict[str, object]:
+        return {"text": self.text, "tokens": self.tokens, "count": self.count}
+
+    @classmethod
+    def parse(cls, value: object) -> PromptFacts:
+        reader = MapReader(value, "prompt", _CODE)
+        facts = cls(text=reader.bstr("text", 32), tokens=reader.bstr("tokens", 32), count=reader.uint("count"))
+        reader.finish()
+        return facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseFacts:
+    """`length` and `body` (a commitment) are null for streams, whose bytes the chain commits to."""
+
+    status: str
+    http_status: int
+    media_type: str
+    length: int | None
+    body: bytes | None
+
+    def to_map(self) -> dict[str, object]:
+        return {
+            "status": self.status,
+            "http-status": self.http_status,
+            "media-type": self.media_type,
+            "length": self.length,
+            "body": self.body,
+        }
+
+    @classmethod
+    def parse(cls, value: object) -> ResponseFacts:
+        reader = MapReader(value, "response", _CODE)
+        facts = cls(
+            status=reader.one_of("status", n.STATUSES),
+            http_status=reader.uint("http-status"),
+            media_type=reader.text("media-type"),
+            length=reader.take_or_null("length", int),
+            body=reader.bstr_or_null("body", 32),
+        )
+        reader.finish()
+        if (facts.length is None) != (facts.body is None) or (facts.length is not None and facts.length < 0):
+            raise WireError(_CODE, "response length and body must be both there or both null")
+        return facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFacts:
+    """One choice. `finish` is null when the answer did not end by itself (error, cancelled, deadline)."""
+
+    text: bytes
+    tokens: bytes
+    count: int
+    finish: str | None
+
+    def to_map(self) -> dict[str, object]:
+        return {"text": self.text, "tokens": self.tokens, "count": self.count, "finish": self.finish}
+
+    @classmethod
+    def parse(cls, value: object) -> OutputFacts:
+        reader = MapReader(value, "output", _CODE)
+        facts = cls(
+            text=reader.bstr("text", 32),
+            tokens=reader.bstr("tokens", 32),
+            count=reader.uint("count"),
+            finish=reader.take_or_null("finish", str),
+        )
+        reader.finish()
+        return facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamFacts:
+    """Frames handed to the transport, the final chain value, the last checkpoint (index, chain value) if any."""
+
+    frames: int
+    chain: bytes
+    checkpoint: tuple[int, bytes] | None
+
+    def to_map(self) -> dict[str, object]:
+        fields: dict[str, object] = {"frames": self.frames, "chain": self.chain}
+        if self.checkpoint is not None:
+            fields["checkpoint"] = list(self.checkpoint)
+        return fields
+
+    @classmethod
+    def parse(cls, value: object) -> StreamFacts:
+        reader = MapReader(value, "stream", _CODE)
+        frames, chain = reader.uint("frames"), reader.bstr("chain", 32)
+        checkpoint = _sized_pair(reader.take("checkpoint", list), "checkpoint") if reader.has("checkpoint") else None
+        reader.finish()
+        if checkpoint is not None and checkpoint[0] > frames:
+            raise WireError(_CODE, "the last checkpoint lies behind the last frame")
+        return cls(frames=frames, chain=chain, checkpoint=checkpoint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptClaims:
+    """Payload of a receipt. Which optional claims are present for which terminal status: see `_check_presence`."""
+
+    iss: str
+    iat: int
+    cti: bytes
+    eat_nonce: bytes | None
+    chain: bytes
+    sequence: int
+    previous: bytes | None
+    mode: str
+    attestation: bytes | None
+    channel: bytes | None
+    config: bytes
+    device: DeviceFacts
+    engine: EngineFacts
+    request: RequestFacts
+    response: ResponseFacts
+    model: ModelFacts | None = None
+    prompt: PromptFacts | None = None
+    decoding: Mapping[str, object] | None = None
+    output: tuple[OutputFacts, ...] | None = None
+    stream: StreamFacts | None = None
+    execution: Mapping[str, object] | None = field(default=None)
+
+    def encode(self) -> bytes:
+        fields: dict[int, object] = {
+            n.CLAIM_ISS: self.iss,
+            n.CLAIM_IAT: self.iat,
+            n.CLAIM_CTI: self.cti,
+            n.CLAIM_PROFILE: n.RECEIPT_PROFILE,
+            n.CLAIM_CHAIN: self.chain,
+            n.CLAIM_SEQUENCE: self.sequence,
+            n.CLAIM_PREVIOUS: self.previous,
+            n.CLAIM_MODE: self.mode,
+            n.CLAIM_ATTESTATION: self.attestation,
+            n.CLAIM_CHANNEL: self.channel,
+            n.CLAIM_CONFIG: self.config,
+            n.CLAIM_DEVICE: self.device.to_map(),
+            n.CLAIM_ENGINE: self.engine.to_map(),
+            n.CLAIM_REQUEST: self.request.to_map(),
+            n.CLAIM_RESPONSE: self.response.to_map(),
+        }
+        optional: dict[int, object] = {
+            n.CLAIM_NONCE: self.eat_nonce,
+            n.CLAIM_MODEL: self.model and self.model.to_map(),
+            n.CLAIM_PROMPT: self.prompt and self.prompt.to_map(),
+            n.CLAIM_DECODING: self.decoding,
+            n.CLAIM_OUTPUT: None if self.output is None else [choice.to_map() for choice in self.output],
+            n.CLAIM_STREAM: self.stream and self.stream.to_map(),
+            n.CLAIM_EXECUTION: self.execution,
+        }
+        fields.update({key: value for key, value in optional.items() if value is not None})
+        return cbor.encode(fields)
+
+    @classmethod
+    def parse(cls, data: bytes) -> ReceiptClaims:
+        """Parse and check form: types, sizes, closed maps, presence by terminal status. Raises WireError."""
+        reader = MapReader(cbor.decode(data, limit_bytes=n.LIMIT_RECEIPT_BYTES), "receipt", _CODE)
+        if reader.take(n.CLAIM_PROFILE, str) != n.RECEIPT_PROFILE:
+            raise WireError("UNSUPPORTED_PROFILE", f"receipt profile is not {n.RECEIPT_PROFILE}")
+        claims = cls(
+            iss=reader.text(n.CLAIM_ISS),
+            iat=reader.uint(n.CLAIM_IAT),
+            cti=reader.bstr(n.CLAIM_CTI, n.CTI_BYTES),
+            eat_nonce=_eat_nonce(reader) if reader.has(n.CLAIM_NONCE) else None,
+            chain=reader.bstr(n.CLAIM_CHAIN, 16),
+            sequence=reader.uint(n.CLAIM_SEQUENCE),
+            previous=reader.bstr_or_null(n.CLAIM_PREVIOUS, 32),
+            mode=reader.one_of(n.CLAIM_MODE, n.MODES),
+            attestation=reader.bstr_or_null(n.CLAIM_ATTESTATION, 32),
+            channel=reader.bstr_or_null(n.CLAIM_CHANNEL, 32),
+            config=reader.bstr(n.CLAIM_CONFIG, 32),
+            device=DeviceFacts.parse(reader.take(n.CLAIM_DEVICE, dict)),
+            engine=EngineFacts.parse(reader.take(n.CLAIM_ENGINE, dict)),
+            request=RequestFacts.parse(reader.take(n.CLAIM_REQUEST, dict)),
+            response=ResponseFacts.parse(reader.take(n.CLAIM_RESPONSE, dict)),
+            model=ModelFacts.parse(reader.take(n.CLAIM_MODEL, dict)) if reader.has(n.CLAIM_MODEL) else None,
+            prompt=PromptFacts.parse(reader.take(n.CLAIM_PROMPT, dict)) if reader.has(n.CLAIM_PROMPT) else None,
+            decoding=_decoding(reader.take(n.CLAIM_DECODING, dict)) if reader.has(n.CLAIM_DECODING) else None,
+            output=_outputs(reader.take(n.CLAIM_OUTPUT, list)) if reader.has(n.CLAIM_OUTPUT) else None,
+            stream=StreamFacts.parse(reader.take(n.CLAIM_STREAM, dict)) if reader.has(n.CLAIM_STREAM) else None,
+            execution=_execution(reader.take(n.CLAIM_EXECUTION, dict)) if reader.has(n.CLAIM_EXECUTION) else None,
+        )
+        reader.finish()
+        _check_presence(claims)
+        return claims
+
+
+def _check_presence(claims: ReceiptClaims) -> None:
+    """Which claims go together (docs/receipt-format.md, table of presence).
+
+    An evaluated request has prompt, decoding, output, execution and model; one that never reached the engine has none
+    of the first four. `complete` is always evaluated, `refused` never; the others may be either.
+    """
+    evaluated = [claims.prompt, claims.decoding, claims.output, claims.execution]
+    present = [part is not None for part in evaluated]
+    status = claims.response.status
+    if any(present) != all(present):
+        raise WireError(_CODE, "prompt, decoding, output and execution must be present together")
+    if status == n.STATUS_COMPLETE and not all(present):
+        raise WireError(_CODE, "a complete answer needs prompt, decoding, output and execution")
+    if status == n.STATUS_REFUSED and any(present):
+        raise WireError(_CODE, "a refusal has no prompt, decoding, output or execution")
+    if all(present) and claims.model is None:
+        raise WireError(_CODE, "an evaluated request needs a model")
+    streamed = claims.response.media_type == n.MEDIA_EVENT_STREAM
+    if streamed != (claims.stream is not None) or streamed != (claims.response.length is None):
+        raise WireError(_CODE, "stream facts belong to event streams, length and body to whole answers")
+    if status == n.STATUS_COMPLETE and any(choice.finish is None for choice in claims.output or ()):
+        raise WireError(_CODE, "a complete answer needs a finish reason for every choice")
+    if (claims.sequence == 0) != (claims.previous is None):
+        raise WireError(_CODE, "previous is null exactly at sequence 0")
+
+
+def _weights(value: list[object]) -> tuple[tuple[int, bytes], ...]:
+    if not value or len(value) > 1024:
+        raise WireError(_CODE, "weights must list 1..1024 files")
+    return tuple(_sized_pair(entry, "weights") for entry in value)
+
+
+def _sized_pair(value: object, where: str) -> tuple[int, bytes]:
+    if type(value) is list and len(value) == 2:
+        number, digest = value
+        if type(number) is int and number >= 0 and type(digest) is bytes and len(digest) == 32:
+            return number, digest
+    raise WireError(_CODE, f"{where} must hold [unsigned integer, 32 bytes]")
+
+
+def _eat_nonce(reader: MapReader) -> bytes:
+    nonce = reader.take(n.CLAIM_NONCE, bytes)
+    if not n.INFERENCE_NONCE_MIN_BYTES <= len(nonce) <= n.INFERENCE_NONCE_MAX_BYTES:
+        raise WireError(_CODE, "eat_nonce must have 8..64 bytes")
+    return nonce
+
+
+def _decoding(value: dict[object, object]) -> dict[str, object]:
+    reader = MapReader(value, "decoding", _CODE)
+    left = reader.rest()
+    if set(left) != set(DECODING_FIELDS):
+        raise WireError(_CODE, f"decoding must hold exactly {', '.join(sorted(DECODING_FIELDS))}")
+    for key, allowed in DECODING_FIELDS.items():
+        if type(left[key]) not in allowed:
+            raise WireError(_CODE, f"decoding[{key!r}] has the wrong type")
+        item = left[key]
+        if (type(item) is int and item < 0) or (type(item) is bytes and len(item) != 32):
+            raise WireError(_CODE, f"decoding[{key!r}] is out of range")
+    return {str(key): item for key, item in left.items()}
+
+
+def _outputs(value: list[object]) -> tuple[OutputFacts, ...]:
+    if not value or len(value) > 128:
+        raise WireError(_CODE, "output must list 1..128 choices")
+    return tuple(OutputFacts.parse(entry) for entry in value)
+
+
+def _execution(value: dict[object, object]) -> dict[str, object]:
+    if len(value) > _MAX_EXECUTION_FACTS:
+        raise WireError(_CODE, f"more than {_MAX_EXECUTION_FACTS} execution facts")
+    facts: dict[str, object] = {}
+    for key, item in value.items():
+        if type(key) is not str or not key or type(item) not in (int, float, bool, str, bytes, type(None)):
+            raise WireError(_CODE, "execution facts must be text keys with plain values")
+        facts[key] = item
+    return facts
