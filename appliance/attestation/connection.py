@@ -1,0 +1,134 @@
+"""What the rest of the appliance sees of a connection: its channel, its limits, its counters."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections import Counter
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from OpenSSL import SSL
+
+
+class NoTlsChannel(RuntimeError):
+    """Keying material was asked of a connection that has no TLS, or no longer has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """Bounds on what one client can hold. Seconds, bytes (request line included), connections.
+
+    `max_per_peer` counts IP addresses (an IPv6 /64 is one peer); unix and vsock peers share the total only, because one
+    forwarder there stands for every client. `write_stall_s` bounds how long a client may refuse to read an answer.
+    """
+
+    handshake_s: float = 10.0
+    head_s: float = 10.0
+    head_bytes: int = 16_384
+    body_idle_s: float = 30.0
+    max_connections: int = 256
+    max_per_peer: int = 64
+    keep_alive_s: float = 75.0
+    write_stall_s: float = 60.0
+
+
+@dataclass(slots=True, kw_only=True)
+class ConnectionStats:
+    """Counters since the start, and `open` as a level. No addresses, no content."""
+
+    accepted: int = 0
+    open: int = 0
+    refused_total: int = 0
+    refused_peer: int = 0
+    handshakes: int = 0
+    handshake_failures: int = 0
+    handshake_timeouts: int = 0
+    head_timeouts: int = 0
+    body_timeouts: int = 0
+    write_stalls: int = 0
+    bad_requests: int = 0
+    requests: int = 0
+
+
+class ConnectionTable:
+    """Admission of new connections: in total and per peer."""
+
+    def __init__(self, limits: ConnectionLimits, stats: ConnectionStats) -> None:
+        self._limits = limits
+        self._stats = stats
+        self._per_peer: Counter[str] = Counter()
+
+    def admit(self, key: str | None) -> bool:
+        """Count a connection in, or count its refusal and return False. `key` None: no per-peer limit."""
+        if self._stats.open >= self._limits.max_connections:
+            self._stats.refused_total += 1
+            return False
+        if key is not None:
+            if self._per_peer[key] >= self._limits.max_per_peer:
+                self._stats.refused_peer += 1
+                return False
+            self._per_peer[key] += 1
+        self._stats.open += 1
+        self._stats.accepted += 1
+        return True
+
+    def release(self, key: str | None) -> None:
+        """Count an admitted connection out."""
+        self._stats.open -= 1
+        if key is not None:
+            self._per_peer[key] -= 1
+            if self._per_peer[key] <= 0:
+                del self._per_peer[key]
+
+
+def describe_peer(sock: socket.socket) -> tuple[str, str | None]:
+    """(peer as text: an IP address, "unix" or "vsock:CID"; the key it is counted under, None where it is not)."""
+    if sock.family == socket.AF_UNIX:
+        return "unix", None
+    try:
+        address = sock.getpeername()
+    except OSError:
+        return "gone", None
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return f"vsock:{address[0]}", None
+    ip = ipaddress.ip_address(address[0].partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is None:
+            return str(ip), str(ipaddress.ip_network((ip, 64), strict=False))
+        ip = ip.ipv4_mapped
+    return str(ip), str(ip)
+
+
+class ChannelState:
+    """One connection as attestation sees it. Lives as long as the connection; use it on the event loop only.
+
+    `spki` is the DER SubjectPublicKeyInfo of the leaf presented on this very connection, `suite` the TLS cipher suite;
+    both are None on a plain listener. `in_force` is set by the attestation endpoint. `opened_at` is monotonic seconds.
+    """
+
+    __slots__ = ("_tls", "in_force", "opened_at", "peer", "spki", "suite")
+
+    def __init__(self, *, tls: SSL.Connection | None, peer: str, opened_at: float) -> None:
+        self._tls = tls
+        self.peer = peer
+        self.opened_at = opened_at
+        self.in_force: object | None = None
+        self.spki: bytes | None = None
+        self.suite: str | None = None
+        if tls is not None:
+            certificate = tls.get_certificate(as_cryptography=True)
+            if certificate is None:
+                raise NoTlsChannel("the TLS context has no certificate")
+            self.spki = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+            self.suite = tls.get_cipher_name()
+
+    def export(self, label: str, length: int, context: bytes) -> bytes:
+        """TLS exporter (RFC 8446 section 7.5) of this connection, `length` bytes. Raises NoTlsChannel."""
+        if self._tls is None:
+            raise NoTlsChannel("this connection has no TLS")
+        return self._tls.export_keying_material(label.encode("ascii"), length, context)
+
+    def close(self) -> None:
+        """The connection is gone: no more keying material."""
+        self._tls = None
