@@ -1,0 +1,125 @@
+"""Jobs and events as worker messages, and back. Shapes are checked on arrival, by the same rules at both ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from appliance.engine.channel import ChannelError
+from appliance.engine.types import (
+    ChatMessage,
+    Delta,
+    EngineEvent,
+    Finished,
+    GenerationJob,
+    PromptReady,
+    SamplingParams,
+)
+from appliance.errors import ApplianceError, BadRequest, EngineFailed
+
+T = TypeVar("T")
+
+
+def take(message: Mapping[str, object], key: str, kind: type[T]) -> T:
+    """A field of exactly that type. Raises ChannelError."""
+    value = message.get(key)
+    if type(value) is not kind:
+        raise ChannelError(f"message field {key} is not {kind.__name__}")
+    return value
+
+
+def optional(message: Mapping[str, object], key: str, kind: type[T]) -> T | None:
+    """As `take`, null allowed."""
+    return None if message.get(key) is None else take(message, key, kind)
+
+
+def pack_job(job: GenerationJob) -> dict[str, object]:
+    """Message `submit`."""
+    sampling = job.sampling
+    prompt = job.prompt if isinstance(job.prompt, str) else [[item.role, item.content] for item in job.prompt]
+    return {
+        "t": "submit",
+        "id": job.job_id,
+        "prompt": prompt,
+        "date": job.template_date,
+        "temperature": float(sampling.temperature),
+        "top_p": float(sampling.top_p),
+        "top_k": sampling.top_k,
+        "seed": sampling.seed,
+        "max_tokens": sampling.max_tokens,
+        "stop": list(sampling.stop),
+    }
+
+
+def unpack_job(message: Mapping[str, object]) -> GenerationJob:
+    """Raises ChannelError."""
+    prompt = message.get("prompt")
+    if not isinstance(prompt, str):
+        prompt = tuple(_chat_message(item) for item in take(message, "prompt", list))
+    stops = take(message, "stop", list)
+    if not all(isinstance(stop, str) for stop in stops):
+        raise ChannelError("message field stop is not a list of text")
+    return GenerationJob(
+        job_id=take(message, "id", bytes),
+        prompt=prompt,
+        template_date=take(message, "date", str),
+        sampling=SamplingParams(
+            temperature=take(message, "temperature", float),
+            top_p=take(message, "top_p", float),
+            top_k=take(message, "top_k", int),
+            seed=take(message, "seed", int),
+            max_tokens=optional(message, "max_tokens", int),
+            stop=tuple(stops),
+        ),
+    )
+
+
+def _chat_message(item: object) -> ChatMessage:
+    if isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], str):
+        return ChatMessage(role=item[0], content=item[1])
+    raise ChannelError("a chat message is not a pair of texts")
+
+
+def pack_event(job_id: bytes, event: EngineEvent | ApplianceError) -> dict[str, object]:
+    """Messages `delta`, `ready`, `end`, `error`."""
+    if isinstance(event, Delta):
+        return {"t": "delta", "id": job_id, "text": event.text, "tokens": event.token_ids}
+    if isinstance(event, PromptReady):
+        return {
+            "t": "ready",
+            "id": job_id,
+            "text": event.prompt_text,
+            "tokens": event.token_ids,
+            "max_tokens": event.max_tokens,
+            "execution": dict(event.execution),
+        }
+    if isinstance(event, Finished):
+        return {"t": "end", "id": job_id, "reason": event.reason}
+    return {
+        "t": "error",
+        "id": job_id,
+        "refused": isinstance(event, BadRequest),
+        "code": event.code,
+        "message": event.message,
+        "param": event.param,
+    }
+
+
+def unpack_event(message: Mapping[str, object]) -> EngineEvent | ApplianceError:
+    """Raises ChannelError."""
+    kind = take(message, "t", str)
+    if kind == "delta":
+        return Delta(text=take(message, "text", str), token_ids=take(message, "tokens", bytes))
+    if kind == "ready":
+        return PromptReady(
+            prompt_text=take(message, "text", str),
+            token_ids=take(message, "tokens", bytes),
+            max_tokens=take(message, "max_tokens", int),
+            execution=take(message, "execution", dict),
+        )
+    if kind == "end":
+        return Finished(reason="stop" if take(message, "reason", str) == "stop" else "length")
+    if kind == "error":
+        error = BadRequest if take(message, "refused", bool) else EngineFailed
+        return error(take(message, "code", str), take(message, "message", str), param=optional(message, "param", str))
+    raise ChannelError("unknown kind of event")

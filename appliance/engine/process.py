@@ -1,0 +1,173 @@
+"""One worker process: start it, load the model in it, talk to it, end it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import appliance
+from appliance.engine.channel import ChannelError, ChannelProtocol, Message, connect
+from appliance.engine.messages import take
+from appliance.errors import BootError
+
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    # On a failed assertion ggml would start a debugger and print a backtrace of a process full of prompts.
+    "GGML_NO_BACKTRACE": "1",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStart:
+    """What a worker is started with; `message` is its first message."""
+
+    python: str
+    model_fd: int
+    message: Message
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerIdentity:
+    """What a worker says of itself once the model is loaded."""
+
+    version: str
+    libraries: tuple[tuple[str, bytes], ...]
+    vocabulary_size: int
+    slots: int
+
+
+class WorkerProcess:
+    """A running worker and the channel to it. `spawn` makes one; `kill` must be awaited in the end."""
+
+    def __init__(self, process: subprocess.Popen[bytes], start: WorkerStart) -> None:
+        self._process = process
+        self._start = start
+        self._closed = asyncio.Event()
+        self._loaded: asyncio.Future[WorkerIdentity] = asyncio.get_running_loop().create_future()
+        self._progress: Callable[[float], None] | None = None
+        self._on_message: Callable[[Message], None] | None = None
+        self._channel: ChannelProtocol | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def closed(self) -> bool:
+        """True once the channel has ended: the worker is dead or about to be."""
+        return self._closed.is_set()
+
+    @classmethod
+    async def spawn(cls, start: WorkerStart) -> WorkerProcess:
+        """Start the process with a bare environment and two descriptors. Raises BootError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            try:
+                process = subprocess.Popen(
+                    [start.python, "-s", "-m", "appliance.engine.worker", str(theirs.fileno()), str(start.model_fd)],
+                    pass_fds=(theirs.fileno(), start.model_fd),
+                    stdin=subprocess.DEVNULL,
+                    # Native code and tracebacks print what they please: nothing of it may end in a log.
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=_ENVIRONMENT,
+                    cwd=Path(appliance.__file__).resolve().parent.parent,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                raise BootError(f"cannot start the engine's worker {start.python}: {error.strerror}") from error
+        worker = cls(process, start)
+        ours.setblocking(False)
+        worker._channel = await connect(ours, worker._receive, worker._end)
+        return worker
+
+    async def load(self, progress: Callable[[float], None], on_message: Callable[[Message], None]) -> WorkerIdentity:
+        """Have the model loaded; later messages go to `on_message`. Raises BootError."""
+        self._progress = progress
+        self._on_message = on_message
+        self.send(self._start.message)
+        try:
+            async with asyncio.timeout(self._start.timeout_s):
+                return await self._loaded
+        except TimeoutError:
+            raise BootError(f"the engine did not load the model within {self._start.timeout_s:.0f} s") from None
+
+    def send(self, message: Message) -> None:
+        """Raises ChannelError for a message that is too large; a closed channel swallows it."""
+        if self._channel is not None:
+            self._channel.send(message)
+
+    async def wait_closed(self, timeout_s: float) -> None:
+        """Return when the channel has ended, or after `timeout_s`."""
+        try:
+            await asyncio.wait_for(self._closed.wait(), timeout_s)
+        except TimeoutError:
+            pass
+
+    async def kill(self) -> None:
+        """End the process, whatever state it is in, and reap it."""
+        if self._channel is not None:
+            self._channel.abort()
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
+        await self._closed.wait()
+
+    def _receive(self, message: Message) -> None:
+        kind = message.get("t")
+        try:
+            if kind == "loaded":
+                identity = _identity(message)
+                if not self._loaded.done():
+                    self._loaded.set_result(identity)
+            elif kind == "failed":
+                self._refuse(take(message, "message", str))
+            elif kind == "progress" and self._progress is not None:
+                self._progress(take(message, "fraction", float))
+            elif self._on_message is not None:
+                self._on_message(message)
+        except ChannelError:
+            # A worker that talks nonsense is as good as dead.
+            assert self._channel is not None
+            self._channel.abort()
+
+    def _end(self) -> None:
+        self._closed.set()
+        if not self._loaded.done():
+            status = self._process.poll()
+            self._refuse(f"it ended ({_describe(status)}) before it had loaded the model")
+
+    def _refuse(self, reason: str) -> None:
+        if not self._loaded.done():
+            self._loaded.set_exception(BootError(f"the engine's worker failed: {reason}"))
+            # Marks the exception as seen: nobody awaits it when the start itself was cancelled.
+            self._loaded.exception()
+
+
+def _identity(message: Message) -> WorkerIdentity:
+    libraries: list[tuple[str, bytes]] = []
+    for pair in take(message, "libraries", list):
+        if not (isinstance(pair, list) and len(pair) == 2):
+            raise ChannelError("message field libraries is not a list of pairs")
+        name, digest = pair
+        if not (isinstance(name, str) and isinstance(digest, bytes)):
+            raise ChannelError("message field libraries is not a list of pairs")
+        libraries.append((name, digest))
+    return WorkerIdentity(
+        version=take(message, "version", str),
+        libraries=tuple(libraries),
+        vocabulary_size=take(message, "vocabulary", int),
+        slots=take(message, "slots", int),
+    )
+
+
+def _describe(status: int | None) -> str:
+    if status is None:
+        return "channel closed"
+    return f"signal {-status}" if status < 0 else f"exit status {status}"

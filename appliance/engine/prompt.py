@@ -1,0 +1,155 @@
+"""From a job's prompt to token ids, such that user text never becomes a control token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from appliance.engine.chat_template import ChatTemplate, Rendering
+from appliance.engine.types import ChatMessage
+from appliance.errors import BadRequest
+
+Span = tuple[int, int]
+
+
+class Vocabulary(Protocol):
+    """What prompt building needs of a tokenizer. Ids are ints, texts are str."""
+
+    @property
+    def control_texts(self) -> Sequence[tuple[int, str]]:
+        """(id, text) of every token that the tokenizer matches only when special tokens are parsed."""
+
+    @property
+    def bos(self) -> int | None:
+        """The token that starts every prompt, None where the model wants none."""
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What will be evaluated: the text and its token ids, in order."""
+
+    text: str
+    tokens: list[int]
+
+
+class PromptBuilder:
+    """Builds prompts for one model."""
+
+    def __init__(self, vocabulary: Vocabulary, template: ChatTemplate, *, random_bytes: Callable[[int], bytes]) -> None:
+        self._vocabulary = vocabulary
+        self._template = template
+        self._random_bytes = random_bytes
+        self._control_ids = frozenset(token for token, _ in vocabulary.control_texts)
+
+    def build(self, prompt: tuple[ChatMessage, ...] | str, template_date: str) -> Prompt:
+        """Raises BadRequest: template refusals, `control_token_in_content`, `empty_prompt`."""
+        if isinstance(prompt, str):
+            return self._from_text(prompt)
+        rendering = self._template.render(prompt, template_date=template_date, random_bytes=self._random_bytes)
+        return self._from_rendering(rendering, prompt)
+
+    def _from_text(self, text: str) -> Prompt:
+        """Raw text is all user text: no special token is parsed out of it."""
+        tokens = self._plain(text, param="prompt")
+        if self._vocabulary.bos is not None:
+            tokens.insert(0, self._vocabulary.bos)
+        if not tokens:
+            raise BadRequest("empty_prompt", "the prompt has no tokens", param="prompt")
+        return Prompt(text=text, tokens=tokens)
+
+    def _from_rendering(self, rendering: Rendering, messages: tuple[ChatMessage, ...]) -> Prompt:
+        text, spans = rendering.text, rendering.spans
+        occurrences = _occurrences(text, self._vocabulary.control_texts)
+        if spans is None:
+            self._check_unlocated(rendering, messages, occurrences)
+            spans = ()
+        literal = _merge(
+            (max(start, span[0]), min(end, span[1]))
+            for start, end, _ in occurrences
+            for span in spans
+            if start < span[1] and span[0] < end
+        )
+        tokens: list[int] = []
+        position = 0
+        for start, end in literal:
+            tokens += self._special(text[position:start])
+            tokens += self._plain(text[start:end], param="messages")
+            position = end
+        tokens += self._special(text[position:])
+        self._check_scaffolding(tokens, occurrences, literal)
+        bos = self._vocabulary.bos
+        if bos is not None and tokens[:1] != [bos]:
+            tokens.insert(0, bos)
+        if not tokens:
+            raise BadRequest("empty_prompt", "the rendered prompt has no tokens", param="messages")
+        return Prompt(text=text, tokens=tokens)
+
+    def _special(self, text: str) -> list[int]:
+        return self._vocabulary.tokenize(text, parse_special=True) if text else []
+
+    def _plain(self, text: str, *, param: str) -> list[int]:
+        tokens = self._vocabulary.tokenize(text, parse_special=False) if text else []
+        # Some tokenizers can merge ordinary pieces up to a control token's text even when told not to parse it.
+        if not self._control_ids.isdisjoint(tokens):
+            raise _forged(param)
+        return tokens
+
+    def _check_unlocated(
+        self, rendering: Rendering, messages: tuple[ChatMessage, ...], occurrences: Sequence[tuple[int, int, int]]
+    ) -> None:
+        """A template that inspects content: accept only where no content could have made a control token.
+
+        In the marked rendering no content touches the scaffolding, so a control text that appears in the plain one
+        only was put together from both.
+        """
+        for index, message in enumerate(messages):
+            if any(text in message.content for _, text in self._vocabulary.control_texts):
+                raise _forged(f"messages[{index}].content")
+        marked = _occurrences(rendering.marked, self._vocabulary.control_texts)
+        if [token for _, _, token in occurrences] != [token for _, _, token in marked]:
+            raise _forged("messages")
+
+    def _check_scaffolding(
+        self, tokens: list[int], occurrences: Sequence[tuple[int, int, int]], literal: Sequence[Span]
+    ) -> None:
+        """No control token beyond those the template itself spelled out."""
+        allowed: dict[int, int] = {}
+        for start, end, token in occurrences:
+            if all(end <= low or high <= start for low, high in literal):
+                allowed[token] = allowed.get(token, 0) + 1
+        for token in tokens:
+            if token in self._control_ids:
+                allowed[token] = allowed.get(token, 0) - 1
+                if allowed[token] < 0:
+                    raise _forged("messages")
+
+
+def _forged(param: str) -> BadRequest:
+    return BadRequest(
+        "control_token_in_content", f"{param} contains text that the model reads as a control token", param=param
+    )
+
+
+def _occurrences(text: str, control_texts: Sequence[tuple[int, str]]) -> list[tuple[int, int, int]]:
+    """(start, end, token) of every control text in `text`, overlapping ones included, in order."""
+    found: list[tuple[int, int, int]] = []
+    for token, needle in control_texts:
+        start = text.find(needle)
+        while start >= 0:
+            found.append((start, start + len(needle), token))
+            start = text.find(needle, start + 1)
+    found.sort()
+    return found
+
+
+def _merge(spans: Iterable[Span]) -> list[Span]:
+    merged: list[Span] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged

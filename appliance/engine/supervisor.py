@@ -1,0 +1,302 @@
+"""The engine as the service sees it: a worker process, watched, restarted, and never trusted to answer.
+
+The API process never loads llama.cpp. The model's bytes live in one sealed memfd for the whole life of this process;
+every worker, the first and each one after a crash, loads that very descriptor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import AsyncGenerator, Callable
+
+from appliance.engine.base import Progress
+from appliance.engine.channel import ChannelError, Message
+from appliance.engine.gguf import ModelFacts, read_facts
+from appliance.engine.messages import pack_job, take, unpack_event
+from appliance.engine.process import WorkerIdentity, WorkerProcess, WorkerStart
+from appliance.engine.sealed import SealedModel, seal_model
+from appliance.engine.settings import EngineSettings, Threads, resolve_threads
+from appliance.engine.types import EngineEvent, EngineInfo, Finished, GenerationJob, LoadedModel
+from appliance.errors import ApplianceError, BadRequest, BootError, EngineFailed, TooLarge, Unavailable
+
+_JobQueue = asyncio.Queue[EngineEvent | ApplianceError]
+
+
+class SupervisedEngine:
+    """`base.Engine` over a worker process. Belongs to the event loop that called `start`."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._threads: Threads = resolve_threads(settings.threads, os.sched_getaffinity(0))
+        self._sealed: SealedModel | None = None
+        self._facts: ModelFacts | None = None
+        self._identity: WorkerIdentity | None = None
+        self._worker: WorkerProcess | None = None
+        self._jobs: dict[bytes, _JobQueue] = {}
+        self._up = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._heard_at = 0.0
+        self._next_attempt_at = 0.0
+        self.restarts = 0
+        """Workers started after the first one."""
+
+    # -- facts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises RuntimeError before `start` returned."""
+        identity = self._started()
+        return EngineInfo(
+            name="llama.cpp",
+            version=identity.version,
+            libraries=identity.libraries,
+            threads=self._threads.count,
+            threads_reason=self._threads.reason,
+        )
+
+    @property
+    def model(self) -> LoadedModel:
+        """Raises RuntimeError before `start` returned."""
+        identity = self._started()
+        assert self._facts is not None
+        return LoadedModel(
+            context_length=self._context_length(),
+            vocabulary_size=identity.vocabulary_size,
+            architecture=self._facts.architecture,
+            has_chat_template=self._facts.chat_template is not None,
+            tokenizer_digest=self._facts.tokenizer_digest,
+            chat_template_digest=self._facts.chat_template_digest,
+            weights=((self._settings.size_bytes, self._settings.sha256),),
+        )
+
+    @property
+    def ready(self) -> bool:
+        return self._up.is_set() and not self._stopping
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the present worker, None while there is none."""
+        return None if self._worker is None else self._worker.pid
+
+    @property
+    def active(self) -> int:
+        """Jobs under evaluation."""
+        return min(len(self._jobs), 1 if self._identity is None else self._identity.slots)
+
+    @property
+    def queued(self) -> int:
+        """Jobs handed to the engine that wait for their turn."""
+        return len(self._jobs) - self.active
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self, progress: Progress) -> None:
+        """Seal and check the model, parse its metadata, start the first worker. Raises BootError."""
+        loop = asyncio.get_running_loop()
+        settings = self._settings
+
+        def report_hash(fraction: float) -> None:
+            loop.call_soon_threadsafe(progress, "hash", fraction)
+
+        self._sealed = await asyncio.to_thread(
+            seal_model,
+            settings.model_paths,
+            sha256=settings.sha256,
+            size_bytes=settings.size_bytes,
+            progress=report_hash,
+        )
+        try:
+            self._facts = await asyncio.to_thread(read_facts, self._sealed.fd, chat_template=settings.chat_template)
+            self._check_lengths(self._facts)
+            await self._launch(lambda fraction: progress("load", fraction))
+        except BaseException:
+            await self._discard_worker()
+            self._sealed.close()
+            self._sealed = None
+            raise
+        self._watch = asyncio.create_task(self._keep_running(), name="engine-supervisor")
+
+    async def stop(self, grace_s: float) -> None:
+        """End every job in flight with Unavailable, ask the worker to leave, kill it after `grace_s`. Idempotent."""
+        self._stopping = True
+        self._up.clear()
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+            self._watch = None
+        self._fail_jobs(lambda: Unavailable("shutting_down", "the engine is shutting down", retry_after_s=5))
+        if self._worker is not None:
+            worker, self._worker = self._worker, None
+            worker.send({"t": "stop"})
+            await worker.wait_closed(grace_s)
+            await worker.kill()
+        if self._sealed is not None:
+            self._sealed.close()
+            self._sealed = None
+
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[EngineEvent, None]:
+        """See `base.Engine.generate`. Closing the generator cancels the job in the worker."""
+        await self._wait_up()
+        if job.job_id in self._jobs:
+            raise ValueError("job_id is in use")
+        queue: _JobQueue = asyncio.Queue()
+        self._submit(job)
+        self._jobs[job.job_id] = queue
+        ended = False
+        try:
+            while not ended:
+                event = await queue.get()
+                if isinstance(event, ApplianceError):
+                    ended = True
+                    raise event
+                ended = isinstance(event, Finished)
+                yield event
+        finally:
+            if self._jobs.get(job.job_id) is queue:
+                del self._jobs[job.job_id]
+                if not ended and self._worker is not None:
+                    self._worker.send({"t": "cancel", "id": job.job_id})
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    async def _wait_up(self) -> None:
+        if not self._up.is_set() and not self._stopping and self._watch is not None:
+            try:
+                await asyncio.wait_for(self._up.wait(), self._settings.restart.wait_s)
+            except TimeoutError:
+                pass
+        if self._stopping:
+            raise Unavailable("shutting_down", "the engine is shutting down", retry_after_s=5)
+        if not self._up.is_set():
+            left = self._next_attempt_at - asyncio.get_running_loop().time()
+            raise Unavailable(
+                "engine_restarting",
+                "the engine is being restarted",
+                retry_after_s=max(1, math.ceil(left)) + 1,
+            )
+
+    def _submit(self, job: GenerationJob) -> None:
+        assert self._worker is not None
+        try:
+            self._worker.send(pack_job(job))
+        except ChannelError:
+            raise TooLarge("prompt_too_large", "the prompt is larger than the engine accepts") from None
+        except UnicodeEncodeError:
+            raise BadRequest("invalid_text", "the request contains text that is not valid Unicode") from None
+
+    def _on_message(self, message: Message) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        if message.get("t") != "events":
+            return
+        for item in take(message, "events", list):
+            queue = self._jobs.get(take(item, "id", bytes))
+            if queue is None:
+                continue  # cancelled a moment ago
+            event = unpack_event(item)
+            queue.put_nowait(event)
+            if isinstance(event, Finished | ApplianceError):
+                # Out of the gauges at once; the generator still drains its own queue.
+                del self._jobs[take(item, "id", bytes)]
+
+    def _fail_jobs(self, error: Callable[[], ApplianceError]) -> None:
+        jobs, self._jobs = self._jobs, {}
+        for queue in jobs.values():
+            queue.put_nowait(error())
+
+    # -- the worker ------------------------------------------------------------------------------------------------
+
+    def _started(self) -> WorkerIdentity:
+        if self._identity is None:
+            raise RuntimeError("the engine was not started")
+        return self._identity
+
+    def _context_length(self) -> int:
+        assert self._facts is not None
+        return self._settings.context_length or self._facts.training_context_length
+
+    def _check_lengths(self, facts: ModelFacts) -> None:
+        wanted = self._context_length()
+        if not 1 < wanted <= facts.training_context_length:
+            raise BootError(
+                f"context_length {wanted} is outside 2..{facts.training_context_length}, the length of training"
+            )
+        if self._settings.n_batch < 1 or self._threads.count < 1:
+            raise BootError("the engine's batch size and thread count must be at least 1")
+
+    def _start_message(self) -> Message:
+        assert self._facts is not None
+        n_batch = min(self._settings.n_batch, self._context_length())
+        facts: Message = {
+            "threads": self._threads.count,
+            "batching": "none",
+            "cached-prompt-tokens": 0,
+            "flash-attention": True,
+            "n-batch": n_batch,
+            "context-length": self._context_length(),
+        }
+        return {
+            "t": "load",
+            "context_length": self._context_length(),
+            "n_batch": n_batch,
+            "threads": self._threads.count,
+            "template": self._facts.chat_template,
+            "facts": facts,
+        }
+
+    async def _launch(self, progress: Callable[[float], None]) -> None:
+        """Start a worker and wait until it has loaded. Raises BootError."""
+        assert self._sealed is not None
+        start = WorkerStart(
+            python=self._settings.worker_python,
+            model_fd=self._sealed.fd,
+            message=self._start_message(),
+            timeout_s=self._settings.restart.load_timeout_s,
+        )
+        self._worker = await WorkerProcess.spawn(start)
+        identity = await self._worker.load(progress, self._on_message)
+        if self._identity is not None and identity != self._identity:
+            raise BootError("the engine's native libraries changed since the start; restart the appliance")
+        self._identity = identity
+        self._heard_at = asyncio.get_running_loop().time()
+        self._up.set()
+
+    async def _keep_running(self) -> None:
+        """Watch the worker and replace it, for ever; the waits grow while workers die young."""
+        loop = asyncio.get_running_loop()
+        policy = self._settings.restart
+        failures = 0
+        while True:
+            if self._worker is not None and self._up.is_set():
+                born = loop.time()
+                await self._watch_worker(self._worker)
+                failures = 0 if loop.time() - born >= policy.stable_s else failures
+            self._up.clear()
+            self._fail_jobs(lambda: EngineFailed("engine_failed", "the engine stopped in the middle of this answer"))
+            await self._discard_worker()
+            delay = min(policy.max_s, policy.initial_s * 2 ** min(failures, 30))
+            self._next_attempt_at = loop.time() + delay
+            await asyncio.sleep(delay)
+            failures += 1
+            self.restarts += 1
+            try:
+                await self._launch(lambda _: None)
+            except BootError:
+                continue  # the next wait is longer; `ready` stays false, which is what an operator sees
+
+    async def _watch_worker(self, worker: WorkerProcess) -> None:
+        """Return when the worker is gone or wedged: silent for `stall_s` although it was asked."""
+        loop = asyncio.get_running_loop()
+        stall_s = self._settings.restart.stall_s
+        while not worker.closed:
+            if loop.time() - self._heard_at >= stall_s:
+                return
+            worker.send({"t": "ping"})
+            await worker.wait_closed(stall_s / 4)
+
+    async def _discard_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.kill()

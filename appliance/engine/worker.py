@@ -1,0 +1,231 @@
+"""The worker process: `python -m appliance.engine.worker SOCKET_FD MODEL_FD`.
+
+It holds the model and the prompts in flight, and nothing else: no keys, no network, no files. It hardens itself before
+it reads anything, and ends when the socket to its supervisor does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from appliance.engine.channel import BlockingChannel, ChannelError, Message
+from appliance.engine.chat_template import ChatTemplate, TemplateTimeout
+from appliance.engine.messages import optional, pack_event, take, unpack_job
+from appliance.engine.prompt import Prompt, PromptBuilder, Vocabulary
+from appliance.engine.scheduler import SLOTS, Limits, Scheduler
+from appliance.engine.types import ChatMessage, EngineEvent
+from appliance.errors import ApplianceError, BadRequest
+
+if TYPE_CHECKING:
+    from appliance.engine.llama_cpp.runtime import LlamaRuntime
+
+TEMPLATE_LIMIT_S = 2.0
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+
+
+def harden(keep: set[int]) -> None:
+    """No core dumps, no ptrace by peers, death with the parent, no descriptor but stdio and `keep`."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    for option, value in ((_PR_SET_DUMPABLE, 0), (_PR_SET_PDEATHSIG, signal.SIGKILL)):
+        if prctl(option, value, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+    for name in os.listdir("/proc/self/fd"):
+        if (fd := int(name)) > 2 and fd not in keep:
+            try:
+                os.close(fd)
+            except OSError:
+                pass  # the listing's own descriptor
+
+
+class Inbox:
+    """Messages from the supervisor, read by a thread of their own, so that a cancel reaches a running prefill."""
+
+    def __init__(self, channel: BlockingChannel, interrupt: Callable[[], None]) -> None:
+        self._channel = channel
+        self._interrupt = interrupt
+        self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.get = self._queue.get
+        self.get_nowait = self._queue.get_nowait
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="inbox", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                message = self._channel.receive()
+            except (ChannelError, OSError):
+                message = None
+            if message is None:
+                # Nobody is left to answer to; the main thread may be deep in native code.
+                os._exit(0)
+            self._queue.put(message)  # before the interrupt: whoever is interrupted finds the reason
+            if message.get("t") in ("cancel", "stop"):
+                self._interrupt()
+
+
+class TimedPrompts(PromptBuilder):
+    """Prompt building under a timer: a template that never returns costs its own request only."""
+
+    def build(self, prompt: tuple[ChatMessage, ...] | str, template_date: str) -> Prompt:
+        try:
+            with _alarm(TEMPLATE_LIMIT_S):
+                return super().build(prompt, template_date)
+        except TemplateTimeout:
+            raise BadRequest("chat_template_rejected", "building the prompt takes too long") from None
+
+
+def _on_alarm(number: int, frame: FrameType | None) -> None:
+    raise TemplateTimeout
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+class Worker:
+    """Load, then serve until told to stop."""
+
+    def __init__(self, channel: BlockingChannel, model_fd: int, random_bytes: Callable[[int], bytes]) -> None:
+        self._channel = channel
+        self._model_fd = model_fd
+        self._random_bytes = random_bytes
+        self._batch: list[dict[str, object]] = []
+
+    def run(self) -> None:
+        """Raises ChannelError on a supervisor that does not keep to the protocol."""
+        first = self._channel.receive()
+        if first is None:
+            return
+        # Heavy and native: only after hardening, and reported to the supervisor where it is not installed.
+        try:
+            from appliance.engine.llama_cpp.runtime import VERSION, LlamaRuntime, RuntimeFailure, RuntimeOptions
+        except (ImportError, OSError, RuntimeError) as error:
+            self._channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
+            return
+        options = RuntimeOptions(
+            fd=self._model_fd,
+            context_length=take(first, "context_length", int),
+            n_batch=take(first, "n_batch", int),
+            threads=take(first, "threads", int),
+        )
+        try:
+            runtime = LlamaRuntime(options, progress=self._report_progress())
+        except RuntimeFailure as error:
+            self._channel.send({"t": "failed", "message": str(error)})
+            return
+        scheduler = self._scheduler(runtime, options.context_length, first)
+        self._channel.send(
+            {
+                "t": "loaded",
+                "vocabulary": runtime.vocabulary_size,
+                "version": VERSION,
+                "libraries": [[name, digest] for name, digest in runtime.libraries()],
+                "slots": SLOTS,
+            }
+        )
+        self._serve(scheduler, runtime)
+
+    def _scheduler(self, runtime: LlamaRuntime, context_length: int, first: Mapping[str, object]) -> Scheduler:
+        template = ChatTemplate(
+            optional(first, "template", str),
+            bos_text=runtime.special_text("bos"),
+            eos_text=runtime.special_text("eos"),
+        )
+        vocabulary: Vocabulary = runtime
+        prompts = TimedPrompts(vocabulary, template, random_bytes=self._random_bytes)
+        limits = Limits(
+            context_length=context_length, n_batch=take(first, "n_batch", int), facts=take(first, "facts", dict)
+        )
+        return Scheduler(runtime, prompts, limits, self._emit)
+
+    def _serve(self, scheduler: Scheduler, runtime: LlamaRuntime) -> None:
+        from appliance.engine.llama_cpp.runtime import Aborted
+
+        inbox = Inbox(self._channel, runtime.interrupt)
+        inbox.start()
+        while True:
+            if scheduler.idle and not self._handle(scheduler, inbox.get()):
+                return
+            # Cleared before the inbox is emptied: an interrupt that comes later finds its message still in there.
+            runtime.clear_interrupt()
+            while True:
+                try:
+                    message = inbox.get_nowait()
+                except queue.Empty:
+                    break
+                if not self._handle(scheduler, message):
+                    return
+            try:
+                scheduler.step()
+            except Aborted:
+                scheduler.rewind()
+            self._flush()
+
+    def _handle(self, scheduler: Scheduler, message: Message) -> bool:
+        kind = message.get("t")
+        if kind == "submit":
+            scheduler.submit(unpack_job(message))
+            self._flush()
+        elif kind == "cancel":
+            scheduler.cancel(take(message, "id", bytes))
+        elif kind == "ping":
+            self._channel.send({"t": "pong"})
+        elif kind == "stop":
+            return False
+        else:
+            raise ChannelError("unknown kind of message")
+        return True
+
+    def _emit(self, job_id: bytes, event: EngineEvent | ApplianceError) -> None:
+        self._batch.append(pack_event(job_id, event))
+
+    def _flush(self) -> None:
+        """One write per step, however many events it made."""
+        if self._batch:
+            self._channel.send({"t": "events", "events": self._batch})
+            self._batch = []
+
+    def _report_progress(self) -> Callable[[float], None]:
+        last = -1.0
+
+        def report(fraction: float) -> None:
+            nonlocal last
+            if fraction - last >= 0.02 or fraction >= 1.0:
+                last = fraction
+                self._channel.send({"t": "progress", "fraction": min(1.0, max(0.0, float(fraction)))})
+
+        return report
+
+
+def main(arguments: list[str]) -> int:
+    """Composition root of the worker. Exit status 0: told to stop, or the supervisor is gone."""
+    socket_fd, model_fd = (int(argument) for argument in arguments)
+    harden({socket_fd, model_fd})
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the supervisor decides
+    signal.signal(signal.SIGALRM, _on_alarm)
+    channel = BlockingChannel(socket.socket(fileno=socket_fd))
+    Worker(channel, model_fd, os.urandom).run()  # noqa: TID251
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
