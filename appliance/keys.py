@@ -220,7 +220,8 @@ def _parse_entry(item: object, path: Path) -> KeyEntry:
             "expires": int() | None as expires,
             "revoked": int() | None as revoked,
         } if (
-            len(item) == _ENTRY_KEYS
+            isinstance(item, dict)
+            and len(item) == _ENTRY_KEYS
             and _ID.fullmatch(key_id)
             and _HEX.fullmatch(sha256)
             and scopes

@@ -1,0 +1,83 @@
+# Everything a newcomer types. Each target says what it does before it is slow; a second run is quick.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+PY := $(VENV)/bin/python
+LISTEN ?= 127.0.0.1:8443
+MODEL ?= smollm2-135m-instruct
+
+# llamafile's kernels are off: more batch shapes then give bit-equal results, at the same speed.
+LLAMA_CMAKE_ARGS := -DLLAVA_BUILD=OFF -DGGML_LLAMAFILE=OFF -DLLAMA_BUILD_TOOLS=OFF
+JOBS := $(shell nproc 2>/dev/null || echo 2)
+PIP_INSTALL = CMAKE_ARGS="$(LLAMA_CMAKE_ARGS)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+	$(PY) -m pip install -v -c constraints.txt
+
+.PHONY: help
+help: ## show this list
+	@echo "Confidential inference with a receipt for every answer. Start with: make demo"
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10 | sed 's/^/  make /'
+
+.PHONY: venv
+venv: $(VENV)/.installed ## make .venv and install the appliance and the SDK in it
+
+$(VENV)/.made:
+	@python=""; \
+	for candidate in python3 python3.13 python3.12 python3.11; do \
+		if command -v $$candidate >/dev/null && $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			python=$$candidate; break; \
+		fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo "No Python >= 3.11 with venv found. Install one, for example: apt-get install python3 python3-venv" >&2; exit 1; \
+	fi; \
+	echo "Making $(VENV) with $$($$python --version)"; \
+	$$python -m venv $(VENV)
+	@$(PY) -m pip install --quiet --upgrade pip
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
+	@if ! command -v c++ >/dev/null && ! command -v g++ >/dev/null && ! command -v clang++ >/dev/null; then \
+		echo "No C++ compiler found, and llama-cpp-python compiles from source. Install one, for example: apt-get install g++" >&2; exit 1; \
+	fi
+	@echo "Installing into $(VENV) (the first time on a machine this compiles llama.cpp, 3 to 10 minutes)"
+	@$(PIP_INSTALL) -e '.[demo]' 2>&1 | $(PY) scripts/pip_progress.py $(VENV)/install.log || \
+		{ tail -n 40 $(VENV)/install.log >&2; echo "The installation failed; its whole log is $(VENV)/install.log" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "Installing what the tests need"
+	@$(PIP_INSTALL) -e '.[demo,test]' 2>&1 | $(PY) scripts/pip_progress.py $(VENV)/install-test.log || \
+		{ tail -n 40 $(VENV)/install-test.log >&2; echo "The installation failed; its whole log is $(VENV)/install-test.log" >&2; exit 1; }
+	@touch $@
+
+.PHONY: demo
+demo: venv ## attest an appliance, ask it, verify the receipt, then tamper and see it rejected
+	@$(PY) -m appliance.demo
+
+.PHONY: serve
+serve: venv ## an appliance on this machine to play with (LISTEN=host:port MODEL=name)
+	@$(PY) -m appliance models pull $(MODEL)
+	@exec $(PY) -m appliance serve --attester insecure --model $(MODEL) --listen $(LISTEN)
+
+.PHONY: test
+test: $(VENV)/.installed-test ## run all tests
+	@$(PY) -m pytest
+
+.PHONY: check
+check: $(VENV)/.installed-test ## formatting, lint, types, import rules
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports
+
+.PHONY: bench
+bench: $(VENV)/.installed-test ## run the benchmarks and print their ratios
+	@for bench in tests/bench/bench_*.py; do echo "== $$bench"; $(PY) $$bench; done
+
+.PHONY: clean
+clean: ## remove .venv, builds and caches (models stay in the user's model store)
+	rm -rf $(VENV) build dist demo-output ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find appliance client_sdk tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
