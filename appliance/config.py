@@ -1,0 +1,358 @@
+"""The only reader of the configuration file and of the environment: one frozen tree, closed at every level.
+
+Precedence: default < file < environment (`APPLIANCE_<SECTION>_<KEY>`) < command line. An unknown key, a wrong type or a
+value out of range is a BootError that names the setting and where it came from; nothing falls back to a default because
+it could not be read.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from appliance.errors import BootError
+from client_sdk.wire import digests
+
+_ENV_PREFIX = "APPLIANCE_"
+
+
+def _setting(default: Any, *, low: float | None = None, high: float | None = None, digest: bool = True) -> Any:
+    """A field with bounds. `digest=False` keeps addresses, paths and secrets out of the pinned configuration digest."""
+    metadata = {"low": low, "high": high, "digest": digest}
+    if isinstance(default, list | dict):
+        raise TypeError("use tuples for defaults")
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """`listen` entries are HOST:PORT ([::1]:8443 for IPv6)."""
+
+    listen: tuple[str, ...] = _setting(("127.0.0.1:8443",), digest=False)
+    issuer: str = _setting("attested-inference")
+    max_body_bytes: int = _setting(4 << 20, low=1024, high=256 << 20)
+    max_request_s: float = _setting(600.0, low=1.0, high=86400.0)
+    grace_s: float = _setting(10.0, low=0.0, high=600.0)
+    stream_padding_bytes: int = _setting(256, low=0, high=4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """Connection limits of protocol section 7."""
+
+    handshake_s: float = _setting(10.0, low=0.1, high=300.0)
+    head_s: float = _setting(10.0, low=0.1, high=300.0)
+    head_bytes: int = _setting(16384, low=1024, high=1 << 20)
+    body_idle_s: float = _setting(30.0, low=0.1, high=3600.0)
+    keep_alive_s: float = _setting(75.0, low=0.1, high=3600.0)
+    connections: int = _setting(256, low=1, high=65536)
+    connections_per_peer: int = _setting(64, low=1, high=65536)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttestationConfig:
+    attester: str = _setting("auto")
+    certificate_lifetime_s: int = _setting(86400, low=600, high=86400)
+    max_continued_s: int = _setting(600, low=0, high=86400)
+    quotes_per_s: float = _setting(0.0, low=0.0, high=10000.0)
+    """0 = derived from the measured time of one quote."""
+    max_waiting: int = _setting(64, low=1, high=4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """`threads` is "auto" (cores minus one, left for the API process) or a number."""
+
+    threads: int | Literal["auto"] = _setting("auto", low=1, high=1024)
+    batch_tokens: int = _setting(512, low=1, high=65536)
+    max_active: int = _setting(16, low=1, high=4096)
+    stall_s: float = _setting(60.0, low=1.0, high=3600.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One served model, by its name in the store. `context_length` 0 = the smaller of 4096 and the model's own."""
+
+    name: str = _setting("")
+    context_length: int = _setting(0, low=0, high=1 << 24)
+    chat_template_file: str = _setting("", digest=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    models_dir: str = _setting("", digest=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysConfig:
+    """API keys. An empty `file` means that none are configured (allowed on loopback listeners only)."""
+
+    file: str = _setting("", digest=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptsConfig:
+    stored_per_identity: int = _setting(1024, low=1, high=1 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig:
+    """`listen` HOST:PORT of a plain-HTTP listener for Prometheus; empty = none."""
+
+    listen: str = _setting("", digest=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HygieneConfig:
+    allowed_environment: tuple[str, ...] = _setting(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    server: ServerConfig = field(default_factory=ServerConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    attestation: AttestationConfig = field(default_factory=AttestationConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    models: tuple[ModelConfig, ...] = ()
+    store: StoreConfig = field(default_factory=StoreConfig)
+    keys: KeysConfig = field(default_factory=KeysConfig)
+    receipts: ReceiptsConfig = field(default_factory=ReceiptsConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    hygiene: HygieneConfig = field(default_factory=HygieneConfig)
+
+    def pinned(self) -> dict[str, object]:
+        """What the configuration digest covers: all but addresses, paths and secrets (docs/operations.md lists them).
+
+        What is resolved at run time is not in it: `threads = "auto"` stays "auto".
+        """
+        tree: dict[str, object] = {
+            section.name: _section_map(getattr(self, section.name), pinned_only=True)
+            for section in fields(self)
+            if section.name != "models"
+        }
+        tree["models"] = [_section_map(model, pinned_only=True) for model in self.models]
+        tree["listeners"] = ["tls"] * bool(self.server.listen)
+        tree["api-keys"] = bool(self.keys.file)
+        return {name: value for name, value in tree.items() if value not in ({}, [])}
+
+    def digest(self) -> bytes:
+        return digests.config_digest(self.pinned())
+
+    def to_toml(self) -> str:
+        """The effective configuration as a file that `load` reads back to the same tree."""
+        lines: list[str] = []
+        for section in fields(self):
+            value = getattr(self, section.name)
+            if section.name == "models":
+                for model in value:
+                    lines += ["[[models]]", *_toml_lines(_section_map(model, pinned_only=False)), ""]
+            else:
+                lines += [f"[{section.name}]", *_toml_lines(_section_map(value, pinned_only=False)), ""]
+        return "\n".join(lines)
+
+
+def load(
+    text: str | None,
+    *,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, Mapping[str, object]] | None = None,
+    models: tuple[str, ...] = (),
+) -> Config:
+    """Build the configuration. `text` is the TOML file (None: no file), `overrides` comes from the command line.
+
+    Model names given on the command line replace the file's list but keep the settings of models named there.
+    """
+    tree = _parse_toml(text)
+    sections = {entry.name: entry for entry in fields(Config)}
+    unknown = sorted(set(tree) - set(sections))
+    if unknown:
+        raise BootError(f"configuration file: unknown section {unknown[0]!r}; known: {', '.join(sections)}")
+    from_environment = _environment(environ)
+    built: dict[str, object] = {}
+    for name, entry in sections.items():
+        if name == "models":
+            built[name] = _models(tree.get("models", []), models)
+            continue
+        layers = [("configuration file", tree.get(name, {})), ("environment", from_environment.get(name, {}))]
+        layers.append(("command line", dict((overrides or {}).get(name, {}))))
+        built[name] = _section(typing.cast(type, entry.default_factory), name, layers)
+    config = Config(**built)  # type: ignore[arg-type]
+    _check(config)
+    return config
+
+
+def load_file(path: Path | None, **rest: Any) -> Config:
+    """Like `load`, reading the file. Raises BootError naming the path."""
+    if path is None:
+        return load(None, **rest)
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BootError(f"configuration file {path} cannot be read: {error.__class__.__name__}") from error
+    return load(text, **rest)
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """HOST:PORT -> (host, port). Raises BootError naming what is wrong."""
+    host, separator, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise BootError(f"listen {text!r}: expected HOST:PORT with a port of 0..65535")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check(config: Config) -> None:
+    if not config.server.listen:
+        raise BootError("server.listen is empty: nothing would be served")
+    for entry in config.server.listen:
+        host, _ = parse_listen(entry)
+        if not is_loopback(host) and not config.keys.file:
+            raise BootError(
+                f"server.listen {entry!r} is reachable from other machines and no API keys are configured; "
+                "create some with `appliance keys new` and set keys.file, or listen on 127.0.0.1"
+            )
+    if config.metrics.listen:
+        parse_listen(config.metrics.listen)
+    names = [model.name for model in config.models]
+    if len(set(names)) != len(names):
+        raise BootError("models: a name appears twice")
+
+
+def _parse_toml(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BootError(f"configuration file is not valid TOML: {error}") from error
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, dict[str, object]]:
+    known = {
+        f"{_ENV_PREFIX}{section.name}_{entry.name}".upper(): (section.name, entry.name)
+        for section in fields(Config)
+        if section.name != "models"
+        for entry in fields(typing.cast(Any, section.default_factory))
+    }
+    found: dict[str, dict[str, object]] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(_ENV_PREFIX):
+            continue
+        if variable not in known:
+            raise BootError(f"environment variable {variable} is not a known setting")
+        section_name, key = known[variable]
+        found.setdefault(section_name, {})[key] = _from_text(section_name, key, text, variable)
+    return found
+
+
+def _from_text(section_name: str, key: str, text: str, variable: str) -> object:
+    """Read an environment variable as the type of its setting, strictly: "ten" for a number is an error."""
+    section = next(entry for entry in fields(Config) if entry.name == section_name)
+    kind = get_type_hints(typing.cast(type, section.default_factory))[key]
+    readers: dict[object, Callable[[str], object]] = {str: str, int: int, float: float}
+    try:
+        if get_origin(kind) is tuple:
+            return [part.strip() for part in text.split(",") if part.strip()]
+        if kind in readers:
+            return readers[kind](text)
+        return "auto" if text == "auto" else int(text)
+    except ValueError:
+        raise BootError(f"environment variable {variable} must be of type {_type_name(kind)}") from None
+
+
+def _models(entries: object, wanted: tuple[str, ...]) -> tuple[ModelConfig, ...]:
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise BootError("configuration file: models must be a list of tables ([[models]])")
+    listed = tuple(_section(ModelConfig, f"models[{i}]", [("configuration file", e)]) for i, e in enumerate(entries))
+    for index, model in enumerate(listed):
+        if not model.name:
+            raise BootError(f"configuration file: models[{index}].name is missing")
+    if not wanted:
+        return listed
+    by_name = {model.name: model for model in listed}
+    return tuple(by_name.get(name, ModelConfig(name=name)) for name in wanted)
+
+
+def _section(kind: type, where: str, layers: list[tuple[str, Any]]) -> Any:
+    hints = get_type_hints(kind)
+    known = {entry.name: entry for entry in fields(kind)}
+    values: dict[str, object] = {}
+    for source, layer in layers:
+        if not isinstance(layer, dict):
+            raise BootError(f"{source}: {where} must be a table")
+        for key, value in layer.items():
+            if key not in known:
+                raise BootError(f"{source}: unknown setting {where}.{key}; known: {', '.join(known)}")
+            values[key] = _checked(value, hints[key], known[key].metadata, f"{source}: {where}.{key}")
+    return kind(**values)
+
+
+def _checked(value: object, kind: Any, metadata: Mapping[str, Any], where: str) -> object:
+    if kind is float and type(value) is int:
+        value = float(value)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list) or not all(type(item) is str and item for item in value):
+            raise BootError(f"{where} must be a list of texts")
+        return tuple(value)
+    if get_origin(kind) in (typing.Union, types.UnionType):
+        alternatives = get_args(kind)
+        words = [word for option in alternatives if get_origin(option) is Literal for word in get_args(option)]
+        if value in words and type(value) is str:
+            return value
+        kind = next(option for option in alternatives if get_origin(option) is not Literal)
+    if type(value) is not kind:
+        raise BootError(f"{where} must be of type {_type_name(kind)}")
+    low, high = metadata.get("low"), metadata.get("high")
+    if isinstance(value, int | float) and not (
+        (low is None or value >= low) and (high is None or value <= high)  # written so that NaN fails
+    ):
+        raise BootError(f"{where} must lie between {low} and {high}")
+    return value
+
+
+def _type_name(kind: Any) -> str:
+    if get_origin(kind) is tuple:
+        return "list of texts"
+    names = {str: "text", int: "integer", float: "number", bool: "true/false"}
+    return names.get(kind, 'integer or "auto"')
+
+
+def _section_map(section: object, *, pinned_only: bool) -> dict[str, object]:
+    assert is_dataclass(section)
+    values: dict[str, object] = {}
+    for entry in fields(section):
+        if pinned_only and not entry.metadata.get("digest", True):
+            continue
+        value = getattr(section, entry.name)
+        values[entry.name] = list(value) if isinstance(value, tuple) else value
+    return values
+
+
+def _toml_lines(values: Mapping[str, object]) -> list[str]:
+    return [f"{key} = {_toml_value(value)}" for key, value in values.items()]
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in text) + '"'
