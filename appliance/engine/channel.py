@@ -13,8 +13,11 @@ from collections.abc import Callable, Mapping
 from client_sdk.wire import cbor
 from client_sdk.wire.errors import WireError
 
-LIMIT_BYTES = 8 * 1024 * 1024
+LIMIT_BYTES = 16 * 1024 * 1024
 """Largest message body, in bytes, either way."""
+
+SUBMIT_LIMIT_BYTES = 4 * 1024 * 1024
+"""Largest job, in bytes: what comes back for it (rendered text and token ids) must fit one message too."""
 
 _HEADER = struct.Struct(">I")
 Message = dict[str, object]
@@ -144,9 +147,9 @@ class ChannelProtocol(asyncio.Protocol):
         self._transport = None
         self._on_closed()
 
-    def send(self, message: Mapping[str, object]) -> None:
+    def send(self, message: Mapping[str, object], *, limit_bytes: int = LIMIT_BYTES) -> None:
         """Queue one message; dropped once the connection is gone, as `on_closed` tells. Raises ChannelError."""
-        frame = encode_frame(message)
+        frame = encode_frame(message, limit_bytes=limit_bytes)
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)
 

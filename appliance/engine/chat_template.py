@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from appliance.engine.types import ChatMessage
 from appliance.errors import BadRequest
 
-LIMIT_CHARS = 2 * 1024 * 1024
+LIMIT_CHARS = 1024 * 1024
 """Largest rendered prompt, in characters."""
 
 _ROLE = re.compile(r"[a-z][a-z_-]{0,31}")

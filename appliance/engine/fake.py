@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from appliance.engine.base import Progress
@@ -115,8 +116,8 @@ class FakeEngine:
         try:
             ready = self._prepare(job)
             yield ready
-            async with self._turn:
-                async for event in self._answer(job, ready.max_tokens):
+            async with self._turn, aclosing(self._answer(job, ready.max_tokens)) as events:
+                async for event in events:
                     ended = isinstance(event, Finished)
                     yield event
         except (BadRequest, EngineFailed, Unavailable):

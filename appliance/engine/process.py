@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import appliance
-from appliance.engine.channel import ChannelError, ChannelProtocol, Message, connect
+from appliance.engine.channel import LIMIT_BYTES, ChannelError, ChannelProtocol, Message, connect
 from appliance.engine.messages import take
 from appliance.errors import BootError
 
@@ -53,6 +53,7 @@ class WorkerProcess:
         self._progress: Callable[[float], None] | None = None
         self._on_message: Callable[[Message], None] | None = None
         self._channel: ChannelProtocol | None = None
+        self._failure: str | None = None
 
     @property
     def pid(self) -> int:
@@ -62,6 +63,15 @@ class WorkerProcess:
     def closed(self) -> bool:
         """True once the channel has ended: the worker is dead or about to be."""
         return self._closed.is_set()
+
+    def describe_end(self) -> str:
+        """Why the worker ended, as far as it is known. Free of content."""
+        if self._failure is not None:
+            return self._failure
+        status = self._process.poll()
+        if status is None:
+            return "channel closed"
+        return f"signal {-status}" if status < 0 else f"exit status {status}"
 
     @classmethod
     async def spawn(cls, start: WorkerStart) -> WorkerProcess:
@@ -84,8 +94,14 @@ class WorkerProcess:
                 ours.close()
                 raise BootError(f"cannot start the engine's worker {start.python}: {error.strerror}") from error
         worker = cls(process, start)
-        ours.setblocking(False)
-        worker._channel = await connect(ours, worker._receive, worker._end)
+        try:
+            ours.setblocking(False)
+            worker._channel = await connect(ours, worker._receive, worker._end)
+        except BaseException:
+            ours.close()
+            process.kill()
+            process.wait()
+            raise
         return worker
 
     async def load(self, progress: Callable[[float], None], on_message: Callable[[Message], None]) -> WorkerIdentity:
@@ -99,10 +115,10 @@ class WorkerProcess:
         except TimeoutError:
             raise BootError(f"the engine did not load the model within {self._start.timeout_s:.0f} s") from None
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, *, limit_bytes: int = LIMIT_BYTES) -> None:
         """Raises ChannelError for a message that is too large; a closed channel swallows it."""
         if self._channel is not None:
-            self._channel.send(message)
+            self._channel.send(message, limit_bytes=limit_bytes)
 
     async def wait_closed(self, timeout_s: float) -> None:
         """Return when the channel has ended, or after `timeout_s`."""
@@ -112,7 +128,7 @@ class WorkerProcess:
             pass
 
     async def kill(self) -> None:
-        """End the process, whatever state it is in, and reap it."""
+        """End the process, whatever state it is in, and reap it. May be repeated after a cancellation."""
         if self._channel is not None:
             self._channel.abort()
         self._process.kill()
@@ -127,7 +143,8 @@ class WorkerProcess:
                 if not self._loaded.done():
                     self._loaded.set_result(identity)
             elif kind == "failed":
-                self._refuse(take(message, "message", str))
+                self._failure = take(message, "message", str)
+                self._refuse(self._failure)
             elif kind == "progress" and self._progress is not None:
                 self._progress(take(message, "fraction", float))
             elif self._on_message is not None:
@@ -140,8 +157,7 @@ class WorkerProcess:
     def _end(self) -> None:
         self._closed.set()
         if not self._loaded.done():
-            status = self._process.poll()
-            self._refuse(f"it ended ({_describe(status)}) before it had loaded the model")
+            self._refuse(f"it ended ({self.describe_end()}) before it had loaded the model")
 
     def _refuse(self, reason: str) -> None:
         if not self._loaded.done():
@@ -165,9 +181,3 @@ def _identity(message: Message) -> WorkerIdentity:
         vocabulary_size=take(message, "vocabulary", int),
         slots=take(message, "slots", int),
     )
-
-
-def _describe(status: int | None) -> str:
-    if status is None:
-        return "channel closed"
-    return f"signal {-status}" if status < 0 else f"exit status {status}"

@@ -21,7 +21,7 @@ class RestartPolicy:
     max_s: float = 30.0
     stable_s: float = 60.0
     wait_s: float = 15.0
-    stall_s: float = 60.0
+    stall_s: float = 30.0
     load_timeout_s: float = 600.0
 
 

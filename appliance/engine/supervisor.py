@@ -7,12 +7,13 @@ every worker, the first and each one after a crash, loads that very descriptor.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 from collections.abc import AsyncGenerator, Callable
 
 from appliance.engine.base import Progress
-from appliance.engine.channel import ChannelError, Message
+from appliance.engine.channel import SUBMIT_LIMIT_BYTES, ChannelError, Message
 from appliance.engine.gguf import ModelFacts, read_facts
 from appliance.engine.messages import pack_job, take, unpack_event
 from appliance.engine.process import WorkerIdentity, WorkerProcess, WorkerStart
@@ -21,6 +22,7 @@ from appliance.engine.settings import EngineSettings, Threads, resolve_threads
 from appliance.engine.types import EngineEvent, EngineInfo, Finished, GenerationJob, LoadedModel
 from appliance.errors import ApplianceError, BadRequest, BootError, EngineFailed, TooLarge, Unavailable
 
+_LOG = logging.getLogger(__name__)
 _JobQueue = asyncio.Queue[EngineEvent | ApplianceError]
 
 
@@ -117,6 +119,7 @@ class SupervisedEngine:
             self._sealed.close()
             self._sealed = None
             raise
+        _LOG.info("the engine runs with %d threads (%s)", self._threads.count, self._threads.reason)
         self._watch = asyncio.create_task(self._keep_running(), name="engine-supervisor")
 
     async def stop(self, grace_s: float) -> None:
@@ -129,10 +132,9 @@ class SupervisedEngine:
             self._watch = None
         self._fail_jobs(lambda: Unavailable("shutting_down", "the engine is shutting down", retry_after_s=5))
         if self._worker is not None:
-            worker, self._worker = self._worker, None
-            worker.send({"t": "stop"})
-            await worker.wait_closed(grace_s)
-            await worker.kill()
+            self._worker.send({"t": "stop"})
+            await self._worker.wait_closed(grace_s)
+            await self._discard_worker()
         if self._sealed is not None:
             self._sealed.close()
             self._sealed = None
@@ -181,7 +183,7 @@ class SupervisedEngine:
     def _submit(self, job: GenerationJob) -> None:
         assert self._worker is not None
         try:
-            self._worker.send(pack_job(job))
+            self._worker.send(pack_job(job), limit_bytes=SUBMIT_LIMIT_BYTES)
         except ChannelError:
             raise TooLarge("prompt_too_large", "the prompt is larger than the engine accepts") from None
         except UnicodeEncodeError:
@@ -192,6 +194,8 @@ class SupervisedEngine:
         if message.get("t") != "events":
             return
         for item in take(message, "events", list):
+            if not isinstance(item, dict):
+                raise ChannelError("an event is not a map")
             queue = self._jobs.get(take(item, "id", bytes))
             if queue is None:
                 continue  # cancelled a moment ago
@@ -275,16 +279,18 @@ class SupervisedEngine:
                 failures = 0 if loop.time() - born >= policy.stable_s else failures
             self._up.clear()
             self._fail_jobs(lambda: EngineFailed("engine_failed", "the engine stopped in the middle of this answer"))
+            reason = "it never loaded" if self._worker is None else self._worker.describe_end()
             await self._discard_worker()
             delay = min(policy.max_s, policy.initial_s * 2 ** min(failures, 30))
             self._next_attempt_at = loop.time() + delay
+            _LOG.warning("the engine's worker is lost (%s); next start in %.1f s", reason, delay)
             await asyncio.sleep(delay)
             failures += 1
             self.restarts += 1
             try:
                 await self._launch(lambda _: None)
-            except BootError:
-                continue  # the next wait is longer; `ready` stays false, which is what an operator sees
+            except (BootError, OSError) as error:
+                _LOG.error("the engine's worker could not be started again: %s", error)  # `ready` stays false
 
     async def _watch_worker(self, worker: WorkerProcess) -> None:
         """Return when the worker is gone or wedged: silent for `stall_s` although it was asked."""
@@ -292,11 +298,12 @@ class SupervisedEngine:
         stall_s = self._settings.restart.stall_s
         while not worker.closed:
             if loop.time() - self._heard_at >= stall_s:
+                _LOG.warning("the engine's worker said nothing for %.1f s", stall_s)
                 return
             worker.send({"t": "ping"})
             await worker.wait_closed(stall_s / 4)
 
     async def _discard_worker(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            await worker.kill()
+        if self._worker is not None:
+            await self._worker.kill()  # first: a cancellation in here leaves the worker to `stop`
+            self._worker = None

@@ -14,15 +14,15 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from appliance.engine.channel import BlockingChannel, ChannelError, Message
-from appliance.engine.chat_template import ChatTemplate, TemplateTimeout
+from appliance.engine.chat_template import ChatTemplate, Rendering, TemplateTimeout
 from appliance.engine.messages import optional, pack_event, take, unpack_job
-from appliance.engine.prompt import Prompt, PromptBuilder, Vocabulary
+from appliance.engine.prompt import PromptBuilder, Vocabulary
 from appliance.engine.scheduler import SLOTS, Limits, Scheduler
 from appliance.engine.types import ChatMessage, EngineEvent
 from appliance.errors import ApplianceError, BadRequest
@@ -77,15 +77,17 @@ class Inbox:
                 self._interrupt()
 
 
-class TimedPrompts(PromptBuilder):
-    """Prompt building under a timer: a template that never returns costs its own request only."""
+class TimedTemplate(ChatTemplate):
+    """A chat template under a timer: one that never returns costs its own request only."""
 
-    def build(self, prompt: tuple[ChatMessage, ...] | str, template_date: str) -> Prompt:
+    def render(
+        self, messages: Sequence[ChatMessage], *, template_date: str, random_bytes: Callable[[int], bytes]
+    ) -> Rendering:
         try:
             with _alarm(TEMPLATE_LIMIT_S):
-                return super().build(prompt, template_date)
-        except TemplateTimeout:
-            raise BadRequest("chat_template_rejected", "building the prompt takes too long") from None
+                return super().render(messages, template_date=template_date, random_bytes=random_bytes)
+        except TemplateTimeout:  # between two pieces of template code
+            raise BadRequest("chat_template_rejected", "the model's chat template takes too long") from None
 
 
 def _on_alarm(number: int, frame: FrameType | None) -> None:
@@ -142,16 +144,19 @@ class Worker:
                 "slots": SLOTS,
             }
         )
-        self._serve(scheduler, runtime)
+        try:
+            self._serve(scheduler, runtime)
+        except RuntimeFailure as error:
+            self._channel.send({"t": "failed", "message": str(error)})
 
     def _scheduler(self, runtime: LlamaRuntime, context_length: int, first: Mapping[str, object]) -> Scheduler:
-        template = ChatTemplate(
+        template = TimedTemplate(
             optional(first, "template", str),
             bos_text=runtime.special_text("bos"),
             eos_text=runtime.special_text("eos"),
         )
         vocabulary: Vocabulary = runtime
-        prompts = TimedPrompts(vocabulary, template, random_bytes=self._random_bytes)
+        prompts = PromptBuilder(vocabulary, template, random_bytes=self._random_bytes)
         limits = Limits(
             context_length=context_length, n_batch=take(first, "n_batch", int), facts=take(first, "facts", dict)
         )
@@ -220,7 +225,6 @@ def main(arguments: list[str]) -> int:
     """Composition root of the worker. Exit status 0: told to stop, or the supervisor is gone."""
     socket_fd, model_fd = (int(argument) for argument in arguments)
     harden({socket_fd, model_fd})
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the supervisor decides
     signal.signal(signal.SIGALRM, _on_alarm)
     channel = BlockingChannel(socket.socket(fileno=socket_fd))
     Worker(channel, model_fd, os.urandom).run()  # noqa: TID251
