@@ -1,9 +1,9 @@
-"""Filter for `pip install -v`: keeps the lines people want, turns ninja's [n/m] into a bar, and the whole log into a file.
+"""Filter for `pip install -v`: keeps the lines people want, draws ninja's [n/m] as a bar, logs it all.
 
     pip install -v ... 2>&1 | python scripts/pip_progress.py LOGFILE
 
-On a terminal the bar is redrawn in place; elsewhere there is a line per tenth. Needs the standard library alone, because
-it runs before anything is installed.
+On a terminal the bar is redrawn in place; elsewhere there is a line per tenth. Standard library alone: it
+runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 _NINJA = re.compile(r"\s*\[(\d+)/(\d+)\] ")
-_KEPT = ("Building wheel for llama", "ERROR", "error:", "WARNING: Retrying", "× ")
+_KEPT = ("Building wheel for llama", "ERROR", "error:", "WARNING: Retrying")
 _WIDTH = 40
 _LINE = 160
 _NOTICE = """\

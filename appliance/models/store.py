@@ -122,16 +122,9 @@ class ModelStore:
         """Install the file `path` (which stays) as `facts` says. Any ModelError; installing twice is no error."""
         refuse_pickle_name(path.name)
         check_name(facts.name)
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO must not hang us before fstat sees it
-        except OSError as error:
-            raise SourceUnreadable(f"cannot read {path}: {error.strerror}") from error
-        with os.fdopen(descriptor, "rb") as source:
-            found = os.fstat(source.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise SourceUnreadable(f"{path} is not a file")
-            chunks = _read_chunks(source, path)
-            return self.install(chunks, facts, expect=found.st_size, chat_template=chat_template, progress=progress)
+        with _open_regular(path) as source:
+            chunks, expect = _read_chunks(source, path), os.fstat(source.fileno()).st_size
+            return self.install(chunks, facts, expect=expect, chat_template=chat_template, progress=progress)
 
     def install(
         self,
@@ -305,6 +298,17 @@ def _is_held(lock: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO must not hang us before fstat sees it
+    except OSError as error:
+        raise SourceUnreadable(f"cannot read {path}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SourceUnreadable(f"{path} is not a file")
+    return os.fdopen(descriptor, "rb")
 
 
 def _read_chunks(source: BinaryIO, path: Path) -> Iterator[bytes]:
