@@ -338,8 +338,8 @@ def test_store_that_others_can_write_is_refused(store: ModelStore, source: Path)
 
 
 def test_default_root() -> None:
-    assert default_store_root("/data", "/home/u") == Path("/data/attested-inference/models")
+    assert default_store_root("/data", "/users/u") == Path("/data/attested-inference/models")
     for unset in (None, "", "relative"):
-        assert default_store_root(unset, "/home/u") == Path("/home/u/.local/share/attested-inference/models")
+        assert default_store_root(unset, "/users/u") == Path("/users/u/.local/share/attested-inference/models")
     with pytest.raises(ModelError, match="XDG_DATA_HOME"):
         default_store_root(None, None)
