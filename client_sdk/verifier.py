@@ -1,0 +1,424 @@
+"""Appraise attestation bundles: the numbered steps, written once, for live connections and saved files alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from client_sdk import signatures
+from client_sdk.checks import CheckLog
+from client_sdk.errors import Check, Rejection
+from client_sdk.policy import FAMILY_INSECURE, Policy
+from client_sdk.tee.evidence import AuthenticEvidence, ParsedEvidence, Trust
+from client_sdk.tee.families import FAMILIES
+from client_sdk.wire import cose, digests
+from client_sdk.wire.attestation import AttestationBundle, AttestationClaims, ChannelProof
+from client_sdk.wire.names import (
+    CURVE_ED25519,
+    CURVE_X25519,
+    EXPORTER_BYTES,
+    LIMIT_CHANNEL_PROOF_BYTES,
+    MODE_INSECURE,
+    NONCE_BYTES,
+    SPKI_P256_BYTES,
+    TYP_CHANNEL_PROOF,
+)
+
+# DER of SubjectPublicKeyInfo up to the point: id-ecPublicKey, prime256v1, BIT STRING, uncompressed (RFC 5480).
+_SPKI_P256_PREFIX = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d03010703420004")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelFacts:
+    """What the TLS stack says of this very connection.
+
+    `spki` is the DER SubjectPublicKeyInfo of the certificate presented on it, `exported` the 32 bytes of
+    TLS-Exporter("Attestation", nonce, 32) (RFC 8446 section 7.5).
+    """
+
+    spki: bytes
+    exported: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """Something to show, with who stands behind it."""
+
+    name: str
+    value: str
+    trust: Trust
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttestationResult:
+    """Proof that a bundle was appraised and accepted; made by this module alone.
+
+    Keys are raw 32-byte Ed25519 publics. `verified_at` is Unix seconds, `evidence_age_s` the age of the evidence (0: made
+    for this very connection). `binder` is the one in force on this connection.
+    """
+
+    claims: AttestationClaims
+    claims_digest: bytes
+    binder: bytes | None
+    family: str
+    receipt_key: bytes
+    receipt_kid: bytes
+    channel_key: bytes
+    verified_at: float
+    evidence_age_s: float
+    holder_asserted: bool
+    checks: tuple[Check, ...]
+    facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What the caller asked and knows by itself: the side of every comparison that no server can choose."""
+
+    nonce: bytes
+    channel: ChannelFacts | None
+    policy: Policy
+    now: float
+    holder_asserted: bool
+
+    def __post_init__(self) -> None:
+        if len(self.nonce) != NONCE_BYTES or not any(self.nonce):
+            raise ValueError("the nonce is 32 bytes drawn by the caller")
+        if self.channel is not None and len(self.channel.exported) != EXPORTER_BYTES:
+            raise ValueError("the exporter output is 32 bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parsed:
+    claims: AttestationClaims
+    claims_digest: bytes
+    receipt_key: bytes
+    channel_key: bytes
+    evidence: ParsedEvidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Accepted:
+    """All that decides a result, once every step has passed."""
+
+    claims: AttestationClaims
+    claims_digest: bytes
+    binder: bytes | None
+    family: str
+    receipt_key: bytes
+    channel_key: bytes
+    evidence_trust: Trust
+    evidence_facts: tuple[Fact, ...]
+    evidence_age_s: float
+
+
+def appraise(
+    bundle: bytes,
+    *,
+    nonce: bytes,
+    channel: ChannelFacts | None,
+    policy: Policy,
+    now: float,
+    holder_asserted: bool = False,
+) -> AttestationResult:
+    """Appraise a full bundle: fresh evidence for this nonce on this channel (docs/attestation.md).
+
+    `nonce` is the 32 bytes the caller drew, `channel` its own view of the connection (None only where there is no TLS),
+    `now` Unix seconds. `holder_asserted` marks channel facts that come from a file instead of a live connection. Raises
+    VerificationError, its `checks` ending with the failed one.
+    """
+    log = CheckLog()
+    question = _Question(nonce=nonce, channel=channel, policy=policy, now=now, holder_asserted=holder_asserted)
+    # (1) decode
+    with log.step("bundle well formed"):
+        decoded = AttestationBundle.parse(bundle)
+    if decoded.claims is None:
+        log.reject(
+            "full evidence", Rejection.CONTINUATION_REFUSED, "only a channel proof came where evidence is needed"
+        )
+    # (2) choose the family
+    family = decoded.evidence[0].kind
+    _check_family(log, family, policy)
+    # (3) parse
+    parsed = _parse(log, decoded, decoded.claims)
+    # (4) authenticate
+    with log.step("evidence authentic"):
+        evidence = parsed.evidence.authenticate(now=now)
+    # (5) binding: evidence -> claims -> key and channel of this connection
+    _check_binding(log, decoded, parsed, evidence, decoded.claims)
+    _check_tls_key(log, parsed.claims, channel)
+    binder = _check_binder(log, "binder", parsed.claims.binder, channel)
+    proof = _authenticate_proof(log, decoded.channel_proof, parsed.channel_key, parsed.claims_digest)
+    _check_binder(log, "binder in the channel proof", proof.binder, channel)
+    # (6) freshness
+    log.equal("nonce", Rejection.NONCE_MISMATCH, expected=nonce, actual=parsed.claims.nonce)
+    log.equal("nonce in the channel proof", Rejection.NONCE_MISMATCH, expected=nonce, actual=proof.nonce)
+    _check_issued_at(log, parsed.claims, question)
+    # (7) policy
+    _check_policy(log, parsed.claims, policy, evidence.mode)
+    for name, why in evidence.not_checked:
+        log.not_checked(name, why)
+    # (8) result
+    accepted = _Accepted(
+        claims=parsed.claims,
+        claims_digest=parsed.claims_digest,
+        binder=binder,
+        family=family,
+        receipt_key=parsed.receipt_key,
+        channel_key=parsed.channel_key,
+        evidence_trust=evidence.trust,
+        evidence_facts=tuple(Fact(name=name, value=value, trust=evidence.trust) for name, value in evidence.facts),
+        evidence_age_s=0.0,
+    )
+    return _result(log, accepted, question)
+
+
+def appraise_continued(
+    bundle: bytes,
+    *,
+    nonce: bytes,
+    channel: ChannelFacts | None,
+    policy: Policy,
+    now: float,
+    prior: AttestationResult,
+    age_s: float,
+) -> AttestationResult:
+    """Appraise a continued bundle: the channel key of evidence verified `age_s` seconds ago answers on this channel.
+
+    `prior` is the result for the claims named in `have`, `age_s` counts on the caller's monotonic clock from the moment
+    their full evidence was verified. The key's possession is fresh, the evidence is not: the result says so. Raises
+    VerificationError.
+    """
+    log = CheckLog()
+    question = _Question(nonce=nonce, channel=channel, policy=policy, now=now, holder_asserted=prior.holder_asserted)
+    # (1) decode
+    with log.step("bundle well formed"):
+        decoded = AttestationBundle.parse(bundle)
+    if not decoded.continued:
+        log.reject("continued form", Rejection.CONTINUATION_REFUSED, "full evidence came; appraise it as such")
+    # (2) the family and (3), (4) the evidence are those of the prior result, within its window
+    _check_family(log, prior.family, policy)
+    if not 0 <= age_s < policy.max_continued_s:
+        log.reject(
+            "age of the evidence",
+            Rejection.CONTINUATION_REFUSED,
+            "the evidence is older than the policy lets a connection continue from",
+            expected=f"below {policy.max_continued_s} s",
+            actual=f"{age_s:.1f} s",
+        )
+    log.passed("age of the evidence", f"{age_s:.1f} s")
+    # (5) binding
+    proof = _authenticate_proof(log, decoded.channel_proof, prior.channel_key, prior.claims_digest)
+    binder = _check_binder(log, "binder in the channel proof", proof.binder, channel)
+    # (6) freshness
+    log.equal("nonce in the channel proof", Rejection.NONCE_MISMATCH, expected=nonce, actual=proof.nonce)
+    log.not_checked("fresh hardware evidence", f"key possession is fresh; the evidence is {age_s:.0f} s old")
+    # (7) policy
+    mode = MODE_INSECURE if prior.family == FAMILY_INSECURE else prior.claims.mode
+    _check_policy(log, prior.claims, policy, mode)
+    # (8) result
+    accepted = _Accepted(
+        claims=prior.claims,
+        claims_digest=prior.claims_digest,
+        binder=binder,
+        family=prior.family,
+        receipt_key=prior.receipt_key,
+        channel_key=prior.channel_key,
+        evidence_trust=_claims_trust(prior),
+        evidence_facts=(),
+        evidence_age_s=age_s,
+    )
+    return _result(log, accepted, question)
+
+
+def _check_family(log: CheckLog, family: str, policy: Policy) -> None:
+    if family == FAMILY_INSECURE and policy.insecure is None:
+        log.reject(
+            "evidence family",
+            Rejection.INSECURE_NOT_ALLOWED,
+            "the appliance runs without hardware protection and the policy does not accept that",
+        )
+    allowed = family in policy.families or family == FAMILY_INSECURE
+    if not allowed or family not in FAMILIES:
+        log.reject(
+            "evidence family",
+            Rejection.FAMILY_NOT_ALLOWED,
+            "the policy does not accept this family of evidence",
+            expected=", ".join(sorted(policy.families)) or FAMILY_INSECURE,
+            actual=family[:64],
+        )
+    log.passed("evidence family", family)
+
+
+def _parse(log: CheckLog, bundle: AttestationBundle, claims_bytes: bytes) -> _Parsed:
+    with log.step("claims well formed"):
+        claims = AttestationClaims.parse(claims_bytes)
+    with log.step("keys well formed"):
+        receipt_key = cose.parse_okp_key(claims.receipt_key, curve=CURVE_ED25519)
+        channel_key = cose.parse_okp_key(claims.channel_key, curve=CURVE_ED25519)
+        if claims.sealing_key is not None:
+            cose.parse_okp_key(claims.sealing_key, curve=CURVE_X25519)
+        if claims.air_key is not None:
+            signatures.check_public_key(cose.parse_okp_key(claims.air_key, curve=CURVE_ED25519))
+        signatures.check_public_key(receipt_key)
+        signatures.check_public_key(channel_key)
+    with log.step("evidence well formed"):
+        evidence = FAMILIES[bundle.evidence[0].kind](bundle.evidence[0].content)
+    return _Parsed(
+        claims=claims,
+        claims_digest=digests.sha256(claims_bytes),
+        receipt_key=receipt_key,
+        channel_key=channel_key,
+        evidence=evidence,
+    )
+
+
+def _check_binding(
+    log: CheckLog, bundle: AttestationBundle, parsed: _Parsed, evidence: AuthenticEvidence, claims_bytes: bytes
+) -> None:
+    """The evidence signs exactly these claims, and the claims name exactly the other items of the bundle, in order."""
+    log.equal(
+        "evidence binds the claims",
+        Rejection.EVIDENCE_BINDING,
+        expected=digests.report_data(claims_bytes),
+        actual=evidence.report_data,
+    )
+    named = tuple((kind, digest) for kind, digest in parsed.claims.devices)
+    carried = tuple((item.kind, digests.item_digest(item.kind, item.content)) for item in bundle.evidence[1:])
+    log.require(
+        named == carried, "device evidence", Rejection.EVIDENCE_BINDING, "items differ from the claims' devices"
+    )
+    for kind, _ in named:
+        log.reject("device evidence", Rejection.FAMILY_NOT_ALLOWED, f"evidence of kind {kind[:64]!r} cannot be judged")
+
+
+def _check_tls_key(log: CheckLog, claims: AttestationClaims, channel: ChannelFacts | None) -> None:
+    if channel is None:
+        if claims.tls_key is not None:
+            log.reject("TLS key", Rejection.TLS_KEY_MISMATCH, "the claims name a TLS key where there is no TLS")
+        log.not_checked("TLS key", "no TLS on this connection")
+        return
+    usable = len(channel.spki) == SPKI_P256_BYTES and channel.spki.startswith(_SPKI_P256_PREFIX)
+    log.require(usable, "TLS key type", Rejection.BAD_TLS_KEY, "the TLS key is not an uncompressed P-256 key")
+    log.equal("TLS key", Rejection.TLS_KEY_MISMATCH, expected=digests.sha256(channel.spki), actual=claims.tls_key)
+
+
+def _check_binder(log: CheckLog, name: str, binder: bytes | None, channel: ChannelFacts | None) -> bytes | None:
+    """The binder is this connection's own: a relay that holds the TLS key still has another exporter value."""
+    if channel is None:
+        if binder is not None:
+            log.reject(name, Rejection.BINDER_MISMATCH, "a binder for a TLS connection came where there is no TLS")
+        log.not_checked(name, "no TLS on this connection")
+        return None
+    if binder is None:
+        log.reject(name, Rejection.BINDER_MISSING, "no binder, so nothing ties the answer to this connection")
+    expected = digests.channel_binder(channel.spki, channel.exported)
+    log.equal(name, Rejection.BINDER_MISMATCH, expected=expected, actual=binder)
+    return binder
+
+
+def _authenticate_proof(log: CheckLog, proof_bytes: bytes, channel_key: bytes, claims_digest: bytes) -> ChannelProof:
+    with log.step("channel proof well formed"):
+        sign1 = cose.parse_sign1(
+            proof_bytes, typ=TYP_CHANNEL_PROOF, salted=False, limit_bytes=LIMIT_CHANNEL_PROOF_BYTES
+        )
+    with log.step("channel proof authentic"):
+        signatures.authenticate(sign1, channel_key)
+    with log.step("channel proof payload"):
+        proof = ChannelProof.parse(sign1.payload)
+    log.equal("claims in the channel proof", Rejection.CLAIMS_MISMATCH, expected=claims_digest, actual=proof.claims)
+    return proof
+
+
+def _check_issued_at(log: CheckLog, claims: AttestationClaims, question: _Question) -> None:
+    """The host sets this clock, so it is judged only as plausible; freshness is the nonce's work."""
+    offset_s = claims.issued_at - question.now
+    if abs(offset_s) > question.policy.max_clock_skew_s:
+        log.reject(
+            "issued-at",
+            Rejection.CLOCK_SKEW,
+            "the clocks differ more than the policy allows",
+            expected=f"within {question.policy.max_clock_skew_s} s",
+            actual=f"{offset_s:+.0f} s",
+        )
+    log.passed("issued-at", f"{offset_s:+.0f} s")
+
+
+def _check_policy(log: CheckLog, claims: AttestationClaims, policy: Policy, mode: str) -> None:
+    log.equal("mode agrees with the evidence", Rejection.MODE_MISMATCH, expected=mode, actual=claims.mode)
+    accepted = []
+    for name, identity in sorted(claims.models.items()):
+        pins = policy.models.get(name)
+        if pins is None:
+            log.not_checked(f"model {name}", "served, but the policy does not name it: its answers are refused")
+            continue
+        if identity not in pins:
+            log.reject(
+                f"model {name}",
+                Rejection.MODEL_NOT_ALLOWED,
+                f"the model served as {name} is not one the policy accepts",
+                expected=" or ".join(pin.hex() for pin in sorted(pins)),
+                actual=identity.hex(),
+            )
+        log.passed(f"model {name}", identity.hex())
+        accepted.append(name)
+    if not accepted:
+        log.reject(
+            "models",
+            Rejection.MODEL_NOT_ALLOWED,
+            "no model of the policy is served here",
+            expected=", ".join(sorted(policy.models)),
+            actual=", ".join(sorted(claims.models)) or "none",
+        )
+    if policy.configs is None:
+        log.not_checked("configuration", "the policy pins none")
+    elif claims.config not in policy.configs:
+        log.reject(
+            "configuration",
+            Rejection.CONFIG_NOT_ALLOWED,
+            "the configuration is not one the policy accepts",
+            expected=" or ".join(pin.hex() for pin in sorted(policy.configs)),
+            actual=claims.config.hex(),
+        )
+    else:
+        log.passed("configuration", claims.config.hex())
+
+
+def _claims_trust(prior: AttestationResult) -> Trust:
+    return "self-asserted" if prior.family == FAMILY_INSECURE else "hardware-signed"
+
+
+def _result(log: CheckLog, accepted: _Accepted, question: _Question) -> AttestationResult:
+    return AttestationResult(
+        claims=accepted.claims,
+        claims_digest=accepted.claims_digest,
+        binder=accepted.binder,
+        family=accepted.family,
+        receipt_key=accepted.receipt_key,
+        receipt_kid=cose.key_id(accepted.claims.receipt_key),
+        channel_key=accepted.channel_key,
+        verified_at=question.now,
+        evidence_age_s=accepted.evidence_age_s,
+        holder_asserted=question.holder_asserted,
+        checks=log.checks,
+        facts=_facts(accepted, question),
+    )
+
+
+def _facts(accepted: _Accepted, question: _Question) -> tuple[Fact, ...]:
+    claims, trust = accepted.claims, accepted.evidence_trust
+    rows: list[tuple[str, str, Trust]] = [
+        ("family", accepted.family, trust),
+        ("mode", claims.mode, trust),
+        ("claims digest", accepted.claims_digest.hex(), trust),
+        ("instance", claims.instance.hex(), trust),
+        ("configuration", claims.config.hex(), trust),
+        *((f"model {name}", identity.hex(), trust) for name, identity in sorted(claims.models.items())),
+        ("receipt key id", cose.key_id(claims.receipt_key).hex(), trust),
+        ("channel key id", cose.key_id(claims.channel_key).hex(), trust),
+        ("issued at", str(claims.issued_at), "self-asserted"),
+        ("evidence age", f"{accepted.evidence_age_s:.0f} s", "holder-asserted" if question.holder_asserted else trust),
+    ]
+    if accepted.binder is not None:
+        channel_trust: Trust = "holder-asserted" if question.holder_asserted else "key-signed"
+        rows.append(("channel binder", accepted.binder.hex(), channel_trust))
+    return tuple(Fact(name=name, value=value, trust=mark) for name, value, mark in rows) + accepted.evidence_facts
