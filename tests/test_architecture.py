@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,3 +148,16 @@ def test_every_python_file_is_in_a_package_that_ships_types() -> None:
         assert (ROOT / package / "py.typed").is_file()
     for path in modules():
         assert (path.parent / "__init__.py").is_file(), f"{path.parent} has no __init__.py"
+
+
+def test_every_dependency_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = (wanted for extra in project["optional-dependencies"].values() for wanted in extra)
+    asked = {normal_name(wanted) for wanted in (*project["dependencies"], *extras)} - {project["name"]}
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {normal_name(line) for line in lines if "==" in line and not line.startswith("#")}
+    assert asked - pinned == set()
+
+
+def normal_name(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9._-]", requirement.split("==")[0], maxsplit=1)[0].lower().replace("_", "-")
