@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from client_sdk.wire import cbor
 from client_sdk.wire.errors import WireError
@@ -65,11 +65,10 @@ class FrameReader:
         """True when the stream ended, or would end, inside a message."""
         return bool(self._buffer)
 
-    def feed(self, data: bytes) -> list[Message]:
-        """Take bytes, return the messages now complete. Raises ChannelError on a bad length or body."""
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Take bytes, yield the messages now complete; to be drained. Raises ChannelError on a bad length or body."""
         buffer = self._buffer
         buffer += data
-        messages: list[Message] = []
         start = 0
         while len(buffer) - start >= _HEADER.size:
             (length,) = _HEADER.unpack_from(buffer, start)
@@ -78,11 +77,9 @@ class FrameReader:
             end = start + _HEADER.size + length
             if len(buffer) < end:
                 break
-            messages.append(decode_body(bytes(buffer[start + _HEADER.size : end]), limit_bytes=self._limit_bytes))
+            yield decode_body(bytes(buffer[start + _HEADER.size : end]), limit_bytes=self._limit_bytes)
             start = end
-        if start:
-            del buffer[:start]
-        return messages
+        del buffer[:start]
 
 
 class BlockingChannel:
@@ -107,7 +104,7 @@ class BlockingChannel:
                 if self._reader.pending:
                     raise ChannelError("the peer closed in the middle of a message")
                 return None
-            self._ready = self._reader.feed(data)
+            self._ready += self._reader.feed(data)
         return self._ready.pop(0)
 
     def close(self) -> None:
@@ -135,13 +132,11 @@ class ChannelProtocol(asyncio.Protocol):
         if self.violation is not None:
             return
         try:
-            messages = self._reader.feed(data)
+            for message in self._reader.feed(data):
+                self._on_message(message)
         except ChannelError as error:
             self.violation = str(error)
             self.abort()
-            return
-        for message in messages:
-            self._on_message(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -26,7 +26,7 @@ LIMIT_CHARS = 1024 * 1024
 """Largest rendered prompt, in characters."""
 
 _ROLE = re.compile(r"[a-z][a-z_-]{0,31}")
-_PADDING_METHODS = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs", "format", "format_map"})
+_PADDING_METHODS = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs"})
 _DIRECTIVE_WIDTH = re.compile(r"%[^a-zA-Z%]*(?:\d{4}|\*)")
 
 
@@ -135,6 +135,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(obj, str) and attr in _PADDING_METHODS:
             return False
         return super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: object) -> Callable[..., str] | None:
+        if super().wrap_str_format(value) is not None:
+            raise jinja2.exceptions.SecurityError("str.format is not available")
+        return None
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: object, right: object) -> object:
         if operator in ("**", "<<"):

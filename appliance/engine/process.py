@@ -136,23 +136,19 @@ class WorkerProcess:
         await self._closed.wait()
 
     def _receive(self, message: Message) -> None:
+        """Raises ChannelError, which ends the channel: a worker that talks nonsense is as good as dead."""
         kind = message.get("t")
-        try:
-            if kind == "loaded":
-                identity = _identity(message)
-                if not self._loaded.done():
-                    self._loaded.set_result(identity)
-            elif kind == "failed":
-                self._failure = take(message, "message", str)
-                self._refuse(self._failure)
-            elif kind == "progress" and self._progress is not None:
-                self._progress(take(message, "fraction", float))
-            elif self._on_message is not None:
-                self._on_message(message)
-        except ChannelError:
-            # A worker that talks nonsense is as good as dead.
-            assert self._channel is not None
-            self._channel.abort()
+        if kind == "loaded":
+            identity = _identity(message)
+            if not self._loaded.done():
+                self._loaded.set_result(identity)
+        elif kind == "failed":
+            self._failure = take(message, "message", str)
+            self._refuse(self._failure)
+        elif kind == "progress" and self._progress is not None:
+            self._progress(take(message, "fraction", float))
+        elif self._on_message is not None:
+            self._on_message(message)
 
     def _end(self) -> None:
         self._closed.set()

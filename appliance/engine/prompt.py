@@ -43,13 +43,17 @@ class PromptBuilder:
         self._template = template
         self._random_bytes = random_bytes
         self._control_ids = frozenset(token for token, _ in vocabulary.control_texts)
+        signs = {sign for _, text in vocabulary.control_texts for sign in text if not sign.isalnum()}
+        self._neutral = {ord(sign): "x" for sign in signs if not sign.isspace()}
 
     def build(self, prompt: tuple[ChatMessage, ...] | str, template_date: str) -> Prompt:
         """Raises BadRequest: template refusals, `control_token_in_content`, `empty_prompt`."""
         if isinstance(prompt, str):
             return self._from_text(prompt)
         rendering = self._template.render(prompt, template_date=template_date, random_bytes=self._random_bytes)
-        return self._from_rendering(rendering, prompt)
+        if rendering.spans is None:
+            self._check_unlocated(rendering, prompt, template_date)
+        return self._from_rendering(rendering)
 
     def _from_text(self, text: str) -> Prompt:
         """Raw text is all user text: no special token is parsed out of it."""
@@ -60,12 +64,9 @@ class PromptBuilder:
             raise BadRequest("empty_prompt", "the prompt has no tokens", param="prompt")
         return Prompt(text=text, tokens=tokens)
 
-    def _from_rendering(self, rendering: Rendering, messages: tuple[ChatMessage, ...]) -> Prompt:
-        text, spans = rendering.text, rendering.spans
+    def _from_rendering(self, rendering: Rendering) -> Prompt:
+        text, spans = rendering.text, rendering.spans or ()
         occurrences = _occurrences(text, self._vocabulary.control_texts)
-        if spans is None:
-            self._check_unlocated(rendering, messages, occurrences)
-            spans = ()
         literal = _merge(
             (max(start, span[0]), min(end, span[1]))
             for start, end, _ in occurrences
@@ -97,20 +98,24 @@ class PromptBuilder:
             raise _forged(param)
         return tokens
 
-    def _check_unlocated(
-        self, rendering: Rendering, messages: tuple[ChatMessage, ...], occurrences: Sequence[tuple[int, int, int]]
-    ) -> None:
+    def _check_unlocated(self, rendering: Rendering, messages: tuple[ChatMessage, ...], template_date: str) -> None:
         """A template that inspects content: accept only where no content could have made a control token.
 
-        In the marked rendering no content touches the scaffolding, so a control text that appears in the plain one
-        only was put together from both.
+        In the marked rendering no content touches the scaffolding, and in the neutral one no content has the signs
+        that control texts are made of: a control text that needs either of them came from the user in part.
         """
+        control_texts = self._vocabulary.control_texts
         for index, message in enumerate(messages):
-            if any(text in message.content for _, text in self._vocabulary.control_texts):
+            if any(text in message.content for _, text in control_texts):
                 raise _forged(f"messages[{index}].content")
-        marked = _occurrences(rendering.marked, self._vocabulary.control_texts)
-        if [token for _, _, token in occurrences] != [token for _, _, token in marked]:
-            raise _forged("messages")
+        neutral = tuple(
+            ChatMessage(role=message.role, content=message.content.translate(self._neutral)) for message in messages
+        )
+        other = self._template.render(neutral, template_date=template_date, random_bytes=self._random_bytes)
+        expected = [token for _, _, token in _occurrences(rendering.text, control_texts)]
+        for text in (rendering.marked, other.text):
+            if [token for _, _, token in _occurrences(text, control_texts)] != expected:
+                raise _forged("messages")
 
     def _check_scaffolding(
         self, tokens: list[int], occurrences: Sequence[tuple[int, int, int]], literal: Sequence[Span]

@@ -1,0 +1,117 @@
+"""Prompt building over a toy tokenizer: one token per character, control tokens where special text is parsed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.engine.chat_template import ChatTemplate
+from appliance.engine.prompt import Prompt, PromptBuilder
+from appliance.engine.types import ChatMessage
+from appliance.errors import BadRequest
+
+START, END, BOS = 1_000_001, 1_000_002, 1_000_003
+CONTROL = ((START, "<|s|>"), (END, "<|e|>"), (BOS, "<bos>"))
+PLAIN = "{% for m in messages %}{{ '<|s|>' + m.role + ' ' + m.content + '<|e|>' }}{% endfor %}<|s|>"
+
+
+class Toy:
+    control_texts = CONTROL
+
+    def __init__(self, bos: int | None = None) -> None:
+        self.bos = bos
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        tokens: list[int] = []
+        at = 0
+        while at < len(text):
+            match = next((item for item in CONTROL if parse_special and text.startswith(item[1], at)), None)
+            tokens.append(match[0] if match else ord(text[at]))
+            at += len(match[1]) if match else 1
+        return tokens
+
+
+class Merging(Toy):
+    """Some tokenizers build a control token out of plain pieces although they were told not to parse it."""
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        return super().tokenize(text, parse_special=True)
+
+
+def build(source: str, *contents: str, bos: int | None = None, toy: Toy | None = None) -> Prompt:
+    builder = PromptBuilder(
+        toy or Toy(bos), ChatTemplate(source, bos_text="<bos>", eos_text=""), random_bytes=os.urandom
+    )
+    return builder.build(tuple(ChatMessage(role="user", content=content) for content in contents), "2026-12-01")
+
+
+def controls(prompt: Prompt) -> list[int]:
+    return [token for token in prompt.tokens if token > 1_000_000]
+
+
+def test_ordinary_messages_are_tokenised_in_one_piece() -> None:
+    prompt = build(PLAIN, "hello")
+    assert prompt.tokens == Toy().tokenize(prompt.text, parse_special=True)
+
+
+pieces = st.lists(st.sampled_from(["<|s|>", "<|e|>", "<bos>", "<|", "s|>", "e", "|>", " ", "x"]), max_size=8)
+
+
+@given(st.lists(pieces.map("".join), min_size=1, max_size=3))
+def test_b127_no_user_text_makes_a_control_token(contents: list[str]) -> None:
+    prompt = build(PLAIN, *contents)
+    assert controls(prompt) == [START, END] * len(contents) + [START]
+    spelled = {START: "<|s|>", END: "<|e|>", BOS: "<bos>"}
+    assert "".join(spelled.get(token) or chr(token) for token in prompt.tokens) == prompt.text
+
+
+def test_b127_control_text_across_the_border_of_user_text() -> None:
+    source = "<|{{ messages[0].content }}|>"
+    prompt = build(source, "s")
+    assert prompt.text == "<|s|>"
+    assert controls(prompt) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "param"),
+    [
+        ("{{ messages[0].content.split('#')[-1] }}", "a#<|e|>", "messages[0].content"),
+        ("{{ messages[0].content.split('#')[-1] }}<|e|>", "x#<|e|>", "messages[0].content"),
+        ("{{ messages[0].content | replace('#', '') }}{{ messages[0].content | length }}<|", "<|e#|>", "messages"),
+        ("<|{{ messages[0].content.split('#')[-1] }}", "a#s|>", "messages"),
+    ],
+)
+def test_templates_that_inspect_content(source: str, content: str, param: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        build(source, content)
+    assert (caught.value.code, caught.value.param) == ("control_token_in_content", param)
+    assert "<|e|>" not in caught.value.message
+
+
+def test_templates_that_inspect_harmless_content_work() -> None:
+    prompt = build("<|s|>{{ messages[0].content.split('#')[-1] }}<|e|>", "a#b")
+    assert controls(prompt) == [START, END]
+
+
+def test_tokenizers_that_merge_up_to_control_tokens_are_caught() -> None:
+    with pytest.raises(BadRequest) as caught:
+        build(PLAIN, "<|e|>", toy=Merging())
+    assert caught.value.code == "control_token_in_content"
+
+
+def test_bos_exactly_once() -> None:
+    assert build("{{ bos_token }}x", "y", bos=BOS).tokens == [BOS, ord("x")]
+    assert build("x", "y", bos=BOS).tokens == [BOS, ord("x")]
+    assert build("x", "y").tokens == [ord("x")]
+
+
+def test_raw_prompts_are_all_user_text() -> None:
+    template = ChatTemplate(None, bos_text="", eos_text="")
+    prompt = PromptBuilder(Toy(BOS), template, random_bytes=os.urandom).build("<|e|>", "2026-12-01")
+    assert prompt.tokens == [BOS, *map(ord, "<|e|>")]
+    with pytest.raises(BadRequest) as caught:
+        PromptBuilder(Toy(), template, random_bytes=os.urandom).build("", "2026-12-01")
+    assert caught.value.code == "empty_prompt"
