@@ -140,14 +140,22 @@ class Listener:
     def url(self, path: str) -> str:
         return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}{path}"
 
-    def connect(self, *, receive_buffer: int | None = None) -> RawClient:
-        return RawClient(self.port, tls=self.tls, receive_buffer=receive_buffer)
+    def connect(self, **options: Any) -> RawClient:
+        return RawClient(self.port, tls=self.tls, **options)
 
 
 class RawClient:
     """A socket that speaks exactly the bytes a test gives it."""
 
-    def __init__(self, port: int, *, tls: bool, receive_buffer: int | None = None, context: SSL.Context | None = None):
+    def __init__(
+        self,
+        port: int,
+        *,
+        tls: bool,
+        receive_buffer: int | None = None,
+        context: SSL.Context | None = None,
+        session: SSL.Session | None = None,
+    ) -> None:
         self.sock = socket.socket()
         if receive_buffer:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -157,6 +165,8 @@ class RawClient:
         if tls:
             self.tls = SSL.Connection(context or SSL.Context(SSL.TLS_CLIENT_METHOD), None)
             self.tls.set_connect_state()
+            if session is not None:
+                self.tls.set_session(session)
             try:
                 self._until(self.tls.do_handshake)
             except (OSError, SSL.Error):
