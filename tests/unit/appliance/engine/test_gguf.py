@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import struct
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,25 +11,58 @@ from appliance.engine.gguf import facts_of, parse_metadata, tokenizer_digest
 from appliance.errors import BootError
 from client_sdk.wire import cbor
 
-_spec = importlib.util.spec_from_file_location("gguf_files", Path(__file__).with_name("gguf_files.py"))
-assert _spec is not None
-assert _spec.loader is not None
-build = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(build)
 
-GOOD: bytes = build.file()
+def string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def value(item: object) -> bytes:
+    """Type code and encoding of a value: str, int (u32), float (f32), bool or a list of these."""
+    match item:
+        case bool():
+            return struct.pack("<IB", 7, item)
+        case str():
+            return struct.pack("<I", 8) + string(item)
+        case int():
+            return struct.pack("<II", 4, item)
+        case float():
+            return struct.pack("<If", 6, item)
+        case list():
+            inner = [value(each) for each in item]
+            kind = inner[0][:4] if inner else struct.pack("<I", 4)
+            return struct.pack("<I", 9) + kind + struct.pack("<Q", len(item)) + b"".join(each[4:] for each in inner)
+    raise TypeError(type(item))
+
+
+MINIMAL: dict[str, object] = {
+    "general.architecture": "llama",
+    "llama.context_length": 64,
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": ["a", "b", "<|end|>"],
+    "tokenizer.ggml.scores": [0.5, -1.0, 0.0],
+    "tokenizer.ggml.add_bos_token": True,
+    "tokenizer.chat_template": "{{ messages[0].content }}",
+}
+
+
+def gguf(pairs: dict[str, object] | None = None, *, version: int = 3, magic: bytes = b"GGUF") -> bytes:
+    chosen = MINIMAL if pairs is None else pairs
+    body = b"".join(string(key) + value(item) for key, item in chosen.items())
+    return magic + struct.pack("<IQQ", version, 0, len(chosen)) + body
+
+
+GOOD: bytes = gguf()
 
 
 def test_metadata_and_facts() -> None:
     metadata = parse_metadata(GOOD)
-    assert metadata == build.MINIMAL
+    assert metadata == MINIMAL
     facts = facts_of(metadata)
     assert facts.architecture == "llama"
     assert facts.training_context_length == 64
     chosen = {
-        key: item
-        for key, item in build.MINIMAL.items()
-        if key.startswith("tokenizer.") and key != "tokenizer.chat_template"
+        key: item for key, item in MINIMAL.items() if key.startswith("tokenizer.") and key != "tokenizer.chat_template"
     }
     assert facts.tokenizer_digest == hashlib.sha256(cbor.encode(chosen)).digest()
     assert facts.chat_template_digest == hashlib.sha256(b"{{ messages[0].content }}").digest()
@@ -45,12 +76,12 @@ def test_a_configured_template_replaces_the_models_and_only_its_digest() -> None
 
 
 def test_a_model_without_a_template_has_no_digest_of_one() -> None:
-    pairs = {key: item for key, item in build.MINIMAL.items() if key != "tokenizer.chat_template"}
-    assert facts_of(parse_metadata(build.file(pairs))).chat_template_digest is None
+    pairs = {key: item for key, item in MINIMAL.items() if key != "tokenizer.chat_template"}
+    assert facts_of(parse_metadata(gguf(pairs))).chat_template_digest is None
 
 
 def test_version_2_reads_alike() -> None:
-    assert parse_metadata(build.file(version=2)) == parse_metadata(GOOD)
+    assert parse_metadata(gguf(version=2)) == parse_metadata(GOOD)
 
 
 def huge(offset: int) -> bytes:
@@ -58,15 +89,15 @@ def huge(offset: int) -> bytes:
 
 
 ONE = {"general.architecture": "llama"}
-HEAD = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + build.string("k")
+HEAD = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string("k")
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (build.file(magic=b"GGJT"), "wrong magic"),
-        (build.file(version=1), "version 1"),
-        (build.file(version=3 << 24), "version"),
+        (gguf(magic=b"GGJT"), "wrong magic"),
+        (gguf(version=1), "version 1"),
+        (gguf(version=3 << 24), "version"),
         (huge(8), "tensors"),
         (huge(16), "metadata pairs"),
         (huge(24), "bytes in one string"),
@@ -78,7 +109,7 @@ HEAD = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + build.string("k")
         (HEAD + struct.pack("<IIQ", 9, 9, 1) * 6, "malformed"),
         (HEAD + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5, "nested deeper"),
         (HEAD + struct.pack("<IQ", 8, 1) + b"\xff", "not UTF-8"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + (build.string("k") + build.value(1)) * 2, "twice"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + (string("k") + value(1)) * 2, "twice"),
         (b"", "past its end"),
     ],
 )
@@ -89,11 +120,11 @@ def test_b165_malformed_metadata_is_named(data: bytes, message: str) -> None:
 
 @pytest.mark.parametrize("key", ["general.architecture", "llama.context_length"])
 def test_needed_keys(key: str) -> None:
-    pairs = {name: item for name, item in build.MINIMAL.items() if name != key}
+    pairs = {name: item for name, item in MINIMAL.items() if name != key}
     with pytest.raises(BootError, match=key.replace("llama", ".*")):
-        facts_of(parse_metadata(build.file(pairs)))
+        facts_of(parse_metadata(gguf(pairs)))
     with pytest.raises(BootError):
-        facts_of(parse_metadata(build.file(build.MINIMAL | {key: [1]})))
+        facts_of(parse_metadata(gguf(MINIMAL | {key: [1]})))
 
 
 def test_a_score_that_is_no_number_has_no_digest() -> None:
