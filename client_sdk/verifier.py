@@ -52,8 +52,8 @@ class Fact:
 class AttestationResult:
     """Proof that a bundle was appraised and accepted; made by this module alone.
 
-    Keys are raw 32-byte Ed25519 publics. `verified_at` is Unix seconds, `evidence_age_s` the age of the evidence (0: made
-    for this very connection). `binder` is the one in force on this connection.
+    Keys are raw 32-byte Ed25519 publics. `verified_at` is Unix seconds, `evidence_age_s` the age of the evidence
+    (0: made for this very connection). `binder` is the one in force on this connection.
     """
 
     claims: AttestationClaims

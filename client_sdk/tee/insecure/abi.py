@@ -28,7 +28,7 @@ class InsecureItem:
     report_data: bytes
 
 
-def encode_item(*, cose_key: bytes, evidence: bytes) -> bytes:
+def encode_item(cose_key: bytes, evidence: bytes) -> bytes:
     """Content of the evidence item. `cose_key` is an encoded COSE_Key, `evidence` a tagged COSE_Sign1."""
     return cbor.encode({"key": cose_key, "evidence": evidence})
 

@@ -1,0 +1,195 @@
+"""Read what was asked and what came back, as far as a receipt speaks of it: OpenAI-shaped JSON, whole or in frames."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from client_sdk.errors import MalformedError, Rejection
+
+ROUTE_CHAT = "/v1/chat/completions"
+ROUTE_COMPLETIONS = "/v1/completions"
+MAX_CHOICES = 128
+MAX_STREAM_TEXT_CHARS = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerContent:
+    """What the answer says. `texts` and `finishes` are per choice index; `usage` is (prompt, completion) tokens."""
+
+    texts: Mapping[int, str]
+    finishes: Mapping[int, str | None]
+    usage: tuple[int, int] | None
+    response_ids: frozenset[str]
+    models: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameMeaning:
+    """`error`: an error event. `usage`: carries token counts. `finished`: choices that ended with this frame."""
+
+    error: bool
+    usage: bool
+    finished: frozenset[int]
+
+
+class _RepeatedKeyError(ValueError):
+    pass
+
+
+def load_request(body: bytes) -> dict[str, object] | None:
+    """The request as a JSON object, None if it is none. A key given twice is none: nobody can say which one counted."""
+    try:
+        value = json.loads(body.decode(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError):
+        return None
+    return value if type(value) is dict else None
+
+
+def read_whole(route: str, body: bytes) -> AnswerContent:
+    """Texts, finish reasons and counts of a successful whole answer. Raises MalformedError MALFORMED_RESPONSE."""
+    reader = _Reader(Rejection.MALFORMED_RESPONSE)
+    collected = _Collected()
+    answer = reader.record(reader.json(body), "answer")
+    for choice in reader.choices(answer):
+        index = reader.index(choice)
+        if index in collected.texts:
+            reader.fail("a choice comes twice")
+        collected.texts[index] = [reader.text_of(route, choice, "message")]
+        collected.finishes[index] = reader.text_or_none(choice, "finish_reason")
+    collected.add_envelope(reader, answer)
+    return collected.content()
+
+
+class DeltaCollector:
+    """Collects the deltas of a stream, frame by frame. Raises MalformedError MALFORMED_STREAM."""
+
+    __slots__ = ("_chars", "_collected", "_reader", "_route")
+
+    def __init__(self, route: str) -> None:
+        self._route = route
+        self._reader = _Reader(Rejection.MALFORMED_STREAM)
+        self._collected = _Collected()
+        self._chars = 0
+
+    def add(self, data: bytes) -> FrameMeaning:
+        """Take in the payload of one frame, UTF-8 JSON."""
+        reader, collected = self._reader, self._collected
+        frame = reader.record(reader.json(data), "frame")
+        if frame.get("error") is not None:
+            return FrameMeaning(error=True, usage=False, finished=frozenset())
+        finished = set()
+        for choice in reader.choices(frame):
+            index = reader.index(choice)
+            text = reader.text_of(self._route, choice, "delta")
+            self._chars += len(text)
+            if self._chars > MAX_STREAM_TEXT_CHARS:
+                reader.fail("the text is too long")
+            collected.texts.setdefault(index, []).append(text)
+            finish = reader.text_or_none(choice, "finish_reason")
+            if finish is not None:
+                if collected.finishes.get(index) is not None:
+                    reader.fail("a choice ends twice")
+                finished.add(index)
+            collected.finishes[index] = finish or collected.finishes.get(index)
+        collected.add_envelope(reader, frame)
+        return FrameMeaning(error=False, usage=frame.get("usage") is not None, finished=frozenset(finished))
+
+    def content(self) -> AnswerContent:
+        return self._collected.content()
+
+
+@dataclass(slots=True)
+class _Collected:
+    texts: dict[int, list[str]] = field(default_factory=dict)
+    finishes: dict[int, str | None] = field(default_factory=dict)
+    usage: tuple[int, int] | None = None
+    response_ids: set[str] = field(default_factory=set)
+    models: set[str] = field(default_factory=set)
+
+    def add_envelope(self, reader: _Reader, answer: Mapping[str, object]) -> None:
+        """`id`, `model`, `usage`, which whole answers and frames carry alike; of two ids neither could be trusted."""
+        for key, seen in (("id", self.response_ids), ("model", self.models)):
+            text = reader.text_or_none(answer, key)
+            if text is None:
+                reader.fail(f"{key} is missing")
+            seen.add(text)
+            if len(seen) > 1:
+                reader.fail(f"{key} changes on the way")
+        usage = answer.get("usage")
+        if usage is not None:
+            counts = reader.record(usage, "usage")
+            self.usage = (reader.count(counts, "prompt_tokens"), reader.count(counts, "completion_tokens"))
+
+    def content(self) -> AnswerContent:
+        return AnswerContent(
+            texts={index: "".join(parts) for index, parts in self.texts.items()},
+            finishes=dict(self.finishes),
+            usage=self.usage,
+            response_ids=frozenset(self.response_ids),
+            models=frozenset(self.models),
+        )
+
+
+class _Reader:
+    """Typed access to JSON that may have any shape. Messages never quote content."""
+
+    __slots__ = ("_code",)
+
+    def __init__(self, code: Rejection) -> None:
+        self._code = code
+
+    def fail(self, message: str) -> NoReturn:
+        raise MalformedError(self._code, message)
+
+    def json(self, data: bytes) -> object:
+        try:
+            return json.loads(data.decode())
+        except (ValueError, RecursionError):
+            self.fail("not JSON")
+
+    def record(self, value: object, name: str) -> Mapping[str, object]:
+        if type(value) is not dict:
+            self.fail(f"{name} is not an object")
+        return value
+
+    def choices(self, answer: Mapping[str, object]) -> list[Mapping[str, object]]:
+        choices = answer.get("choices")
+        if type(choices) is not list or len(choices) > MAX_CHOICES:
+            self.fail(f"choices is not a list of at most {MAX_CHOICES}")
+        return [self.record(choice, "choice") for choice in choices]
+
+    def index(self, choice: Mapping[str, object]) -> int:
+        index = choice.get("index")
+        if type(index) is not int or not 0 <= index < MAX_CHOICES:
+            self.fail("a choice has no usable index")
+        return index
+
+    def text_of(self, route: str, choice: Mapping[str, object], chat_key: str) -> str:
+        """Generated text of a choice; `chat_key` is where chat answers keep it (message or delta)."""
+        if route == ROUTE_CHAT:
+            return self.text_or_none(self.record(choice.get(chat_key), chat_key), "content") or ""
+        if route != ROUTE_COMPLETIONS:
+            self.fail("answers of this route cannot be read")
+        return self.text_or_none(choice, "text") or ""
+
+    def text_or_none(self, value: Mapping[str, object], key: str) -> str | None:
+        text = value.get(key)
+        if text is not None and type(text) is not str:
+            self.fail(f"{key} is not text")
+        return text
+
+    def count(self, value: Mapping[str, object], key: str) -> int:
+        number = value.get(key)
+        if type(number) is not int or number < 0:
+            self.fail(f"usage.{key} is not a count")
+        return number
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise _RepeatedKeyError("a key comes twice")
+    return result
