@@ -246,6 +246,8 @@ def read_receipt(data: bytes, cose_key: bytes | None = None) -> tuple[dict[Any, 
     need(status != "refused" or not there, "refused but evaluated")
     need((media == "text/event-stream") == (-70015 in claims), "stream facts")
     need((claims[-70001] == 0) == (claims[-70002] is None), "previous")
+    last = claims.get(-70015, {}).get("checkpoint", [0])
+    need(last[0] <= claims.get(-70015, {}).get("frames", 0), "the last checkpoint lies behind the last frame")
     return claims, salt
 
 
@@ -359,6 +361,13 @@ def _decode64(block: bytes, prefix: bytes) -> bytes:
 
 
 # ---------------------------------------------------------------- attestation
+
+
+def read_request(data: bytes) -> dict[str, Any]:
+    need(len(data) <= 256, "too long")
+    request: dict[str, Any] = read_cbor(data)
+    need(type(request) is dict and "nonce" in request and any(request["nonce"]), "zero nonce")
+    return request
 
 
 def read_claims(data: bytes) -> dict[str, Any]:
