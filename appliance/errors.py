@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import ClassVar
 
 
@@ -21,6 +22,11 @@ class ApplianceError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        """The error as OpenAI's JSON object, one line of UTF-8."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 class BadRequest(ApplianceError):

@@ -104,16 +104,20 @@ class ChannelState:
     """One connection as attestation sees it. Lives as long as the connection; use it on the event loop only.
 
     `spki` is the DER SubjectPublicKeyInfo of the leaf presented on this very connection, `suite` the TLS cipher suite;
-    both are None on a plain listener. `in_force` is set by the attestation endpoint. `opened_at` is monotonic seconds.
+    both are None on a plain listener. `in_force` is set by the attestation endpoint, `chain_scope` by whoever issues
+    receipts per connection; `close_after_response` closes the connection once the answer in progress is out.
+    `opened_at` is monotonic seconds.
     """
 
-    __slots__ = ("_tls", "in_force", "opened_at", "peer", "spki", "suite")
+    __slots__ = ("_tls", "chain_scope", "close_after_response", "in_force", "opened_at", "peer", "spki", "suite")
 
     def __init__(self, *, tls: SSL.Connection | None, peer: str, opened_at: float) -> None:
         self._tls = tls
         self.peer = peer
         self.opened_at = opened_at
         self.in_force: object | None = None
+        self.chain_scope: object | None = None
+        self.close_after_response = False
         self.spki: bytes | None = None
         self.suite: str | None = None
         if tls is not None:

@@ -166,7 +166,8 @@ class GuardedHttp(HttpToolsProtocol):
             cycle = self.cycle
 
             async def send_noting_early_answers(message: ASGISendEvent) -> None:
-                if message["type"] == "http.response.start" and cycle.more_body:
+                early = message["type"] == "http.response.start" and cycle.more_body
+                if early or self.channel.close_after_response:
                     cycle.keep_alive = False
                 await send(message)
 

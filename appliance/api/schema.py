@@ -1,0 +1,138 @@
+"""What the inference routes accept, field by field. A field that is not honoured is refused by name, at every depth."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from appliance.errors import BadRequest
+
+MAX_STOP_SEQUENCES = 4
+MAX_SEED = 2**32 - 2  # llama.cpp takes 2**32 - 1 for "draw one"
+_MAX_SHOWN_NAME = 64
+
+StopText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+Neutral = Literal[0] | None
+"""A penalty that may be sent with its neutral value only."""
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True, allow_inf_nan=False)
+
+
+class StreamOptions(_Closed):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponseFormat(_Closed):
+    type: Literal["text"]
+
+
+class Message(_Closed):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class _Request(_Closed):
+    """Parameters that both routes share. Those of OpenAI's with a neutral default are taken with that value alone."""
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOP_SEQUENCES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Annotated[str, StringConstraints(max_length=512)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    n: Literal[1] | None = None
+    presence_penalty: Neutral = None
+    frequency_penalty: Neutral = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+
+    def stop_sequences(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class ChatCompletionRequest(_Request):
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    logprobs: Literal[False] | None = None
+    response_format: ResponseFormat | None = None
+
+
+class CompletionRequest(_Request):
+    prompt: Annotated[str, StringConstraints(min_length=1)]
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+    logprobs: None = None
+    suffix: None = None
+
+
+R = TypeVar("R", bound=BaseModel)
+
+
+def parse(kind: type[R], body: bytes) -> R:
+    """Read a request body. Raises BadRequest naming the field, never quoting its value."""
+    try:
+        document = json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+    except BadRequest:
+        raise
+    except (ValueError, RecursionError):
+        raise BadRequest("invalid_json", "The body is not valid JSON (UTF-8, no NaN, no duplicate keys).") from None
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise _describe(error) from None
+
+
+def _refuse_constant(_name: str) -> Any:
+    raise BadRequest("invalid_json", "NaN and Infinity are not JSON.")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise BadRequest("invalid_json", "An object of the body has the same key twice.")
+    return members
+
+
+def _describe(error: ValidationError) -> BadRequest:
+    """The first fault, by the path of its field. Messages of the library are used only where they quote no input."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    path = _path(first["loc"])
+    kind = first["type"]
+    if kind == "extra_forbidden":
+        return BadRequest("unknown_field", f"The field {path!r} is not supported.", param=path)
+    if kind == "missing":
+        return BadRequest("missing_field", f"The field {path!r} is required.", param=path)
+    reason = "has the wrong type" if kind.endswith("_type") else "has a value that is not supported here"
+    return BadRequest("invalid_field", f"The field {path!r} {reason}: {_expectation(first['msg'])}", param=path)
+
+
+def _expectation(message: str) -> str:
+    return message.removeprefix("Input ").rstrip(".") + "."
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """A dotted path with indices. Steps that name a union's branch, and names of any length, are cut to what helps."""
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif step.isprintable() and "[" not in step and len(step) <= _MAX_SHOWN_NAME and not _is_branch(step):
+            path += f".{step}" if path else step
+        elif not _is_branch(step):
+            path += ".(unprintable)" if path else "(unprintable)"
+    return path or "(body)"
+
+
+def _is_branch(step: str) -> bool:
+    return step in {"str", "int", "bool", "float", "none"} or step.startswith(("constrained-", "list[", "literal["))

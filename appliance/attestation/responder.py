@@ -1,0 +1,136 @@
+"""Answers attestation requests: nonce in, evidence bound to this very connection out (docs/attestation.md)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from appliance.attestation.attester import Attester, Binding
+from appliance.attestation.connection import ChannelState
+from appliance.attestation.limiter import QuoteLimiter
+from client_sdk.wire import cose, digests, names
+from client_sdk.wire.attestation import AttestationBundle, AttestationClaims, AttestationRequest, ChannelProof
+
+_MAX_REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InForce:
+    """The attestation that holds on one connection: what receipts of its requests name."""
+
+    attestation: bytes
+    binder: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """What this boot claims about itself, the parts of one connection excepted. Keys are encoded COSE_Keys."""
+
+    receipt_key: bytes
+    channel_key: bytes
+    sealing_key: bytes
+    config: bytes
+    models: Mapping[str, bytes]
+    mode: str
+    instance: bytes
+
+
+class Responder:
+    """Makes full and continued attestations. `clock` is Unix seconds, `monotonic` seconds since any moment.
+
+    One quote at a time, off the event loop: hardware takes 6 ms to over a second and answers one caller at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        attester: Attester,
+        statement: Statement,
+        sign_channel: Callable[[bytes], bytes],
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+        limiter: QuoteLimiter,
+        max_continued_s: int,
+    ) -> None:
+        self._attester = attester
+        self._statement = statement
+        self._sign_channel = sign_channel
+        self._proof_header = cose.protected_header(kid=cose.key_id(statement.channel_key), typ=names.TYP_CHANNEL_PROOF)
+        self._clock = clock
+        self._monotonic = monotonic
+        self._limiter = limiter
+        self._max_continued_s = max_continued_s
+        self._issued: OrderedDict[bytes, float] = OrderedDict()
+        self._quoting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quote")
+
+    async def answer(self, request: AttestationRequest, channel: ChannelState) -> AttestationBundle:
+        """The answer to a POST; from now on it is the attestation in force on `channel`.
+
+        Raises AttestationUnavailable (503) when quotes are asked for faster than they can be made.
+        """
+        spki, binder = _bind(channel, request.nonce)
+        if request.have is not None and self._may_continue(request.have):
+            proof = self._prove(request.nonce, binder, request.have)
+            channel.in_force = InForce(attestation=request.have, binder=binder)
+            return AttestationBundle(channel_proof=proof)
+        bundle = await self._collect(request.nonce, spki, binder, channel.peer)
+        assert bundle.claims is not None
+        digest = digests.sha256(bundle.claims)
+        self._remember(digest)
+        channel.in_force = InForce(attestation=digest, binder=binder)
+        return bundle
+
+    async def show(self, nonce: bytes, channel: ChannelState) -> AttestationBundle:
+        """A full answer for people and curl. It never puts an attestation in force."""
+        spki, binder = _bind(channel, nonce)
+        return await self._collect(nonce, spki, binder, channel.peer)
+
+    def close(self) -> None:
+        self._quoting.shutdown(wait=False, cancel_futures=True)
+
+    async def _collect(self, nonce: bytes, spki: bytes | None, binder: bytes | None, peer: str) -> AttestationBundle:
+        said = self._statement
+        claims = AttestationClaims(
+            nonce=nonce,
+            binder=binder,
+            tls_key=None if spki is None else digests.sha256(spki),
+            receipt_key=said.receipt_key,
+            channel_key=said.channel_key,
+            sealing_key=said.sealing_key,
+            config=said.config,
+            models=said.models,
+            mode=said.mode,
+            instance=said.instance,
+            issued_at=int(self._clock()),
+        ).encode()
+        binding = Binding(report_data=digests.report_data(claims), claims=claims, nonce=nonce, spki=spki)
+        async with self._limiter.turn(peer):
+            loop = asyncio.get_running_loop()
+            evidence = await loop.run_in_executor(self._quoting, self._attester.collect, binding)
+        proof = self._prove(nonce, binder, digests.sha256(claims))
+        return AttestationBundle(claims=claims, evidence=evidence, channel_proof=proof)
+
+    def _prove(self, nonce: bytes, binder: bytes | None, claims: bytes) -> bytes:
+        payload = ChannelProof(nonce=nonce, binder=binder, claims=claims).encode()
+        return cose.sign1(protected=self._proof_header, salt=None, payload=payload, sign=self._sign_channel)
+
+    def _may_continue(self, have: bytes) -> bool:
+        """Whether these claims are this boot's and recent. All but their connection's parts is fixed for a boot."""
+        issued = self._issued.get(have)
+        return issued is not None and self._monotonic() - issued <= self._max_continued_s
+
+    def _remember(self, digest: bytes) -> None:
+        self._issued[digest] = self._monotonic()
+        while len(self._issued) > _MAX_REMEMBERED:
+            self._issued.popitem(last=False)
+
+
+def _bind(channel: ChannelState, nonce: bytes) -> tuple[bytes | None, bytes | None]:
+    """(SPKI of this connection's own leaf, binder), both None without TLS."""
+    if channel.spki is None:
+        return None, None
+    exported = channel.export(names.EXPORTER_LABEL, names.EXPORTER_BYTES, nonce)
+    return channel.spki, digests.channel_binder(channel.spki, exported)

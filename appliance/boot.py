@@ -1,0 +1,222 @@
+"""Composition root: configuration -> keys -> attester -> models and engines -> issuer -> service -> application.
+
+Everything that can refuse the start does so here, before any listener exists.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+
+from appliance import facts
+from appliance.api.app import build_app, build_metrics_app
+from appliance.attestation.attester import Attester, Binding, choose
+from appliance.attestation.connection import ConnectionLimits
+from appliance.attestation.limiter import QuoteLimiter
+from appliance.attestation.ra_tls import CertificateRotator
+from appliance.attestation.responder import Responder, Statement
+from appliance.attestation.tls_server import ChannelProtocol, make_protocol_class
+from appliance.config import Config
+from appliance.engine.supervisor import SupervisedEngine
+from appliance.errors import BootError
+from appliance.identity import InstanceKeys, make_keys
+from appliance.keys import KeyRing
+from appliance.metrics import Metrics
+from appliance.models.progress import Fractions
+from appliance.models.store import ModelStore
+from appliance.receipts.claims import InstanceFacts, Served
+from appliance.receipts.issuer import Issuer
+from appliance.service import ServedModel, Service, ServiceLimits, Surroundings
+from client_sdk.wire import digests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appliance:
+    """A booted appliance, ready to be given sockets. `close` ends its engines."""
+
+    app: FastAPI
+    metrics_app: FastAPI
+    service: Service
+    protocol_class: type[ChannelProtocol]
+    metrics_protocol_class: type[ChannelProtocol]
+    rotator: CertificateRotator
+    mode: str
+    stack: AsyncExitStack
+
+    async def close(self) -> None:
+        await self.stack.aclose()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What boot needs of the machine: the model store, an interpreter for workers, clocks and randomness."""
+
+    store: ModelStore
+    key_ring: KeyRing | None
+    python: str
+    surroundings: Surroundings
+
+
+async def boot(config: Config, host: Host, attester: Attester, progress: Fractions) -> Appliance:
+    """Load the models and compose the appliance. Raises BootError; nothing listens and nothing runs on then."""
+    around = host.surroundings
+    if not config.models:
+        raise BootError("no model is configured: name one with --model or [[models]]")
+    async with AsyncExitStack() as stack:
+        keys = make_keys(around.random_bytes)
+        models = await _load_models(config, host, progress, stack)
+        issuer = Issuer(
+            receipt_public=keys.receipt.public_key().public_bytes_raw(),
+            sign=keys.receipt.sign,
+            instance=InstanceFacts(
+                iss=config.server.issuer, mode=attester.mode, config=config.digest(), device=facts.device_facts()
+            ),
+            random_bytes=around.random_bytes,
+            stored_per_identity=config.receipts.stored_per_identity,
+        )
+        service = Service(
+            models=models,
+            issuer=issuer,
+            surroundings=around,
+            limits=ServiceLimits(
+                max_active=config.engine.max_active,
+                max_request_s=config.server.max_request_s,
+                stream_padding_bytes=config.server.stream_padding_bytes,
+            ),
+            metrics=Metrics(),
+        )
+        responder = _responder(config, keys, attester, models, around)
+        stack.callback(responder.close)
+        return _compose(config, host, keys, service, responder, attester.mode, stack.pop_all())
+
+
+def choose_attester(config: Config, surroundings: Surroundings) -> Attester:
+    """The configured attester, proven to work by one quote over zeros. Raises BootError before anything is loaded."""
+    return choose(config.attestation.attester, random_bytes=surroundings.random_bytes)
+
+
+def _compose(
+    config: Config,
+    host: Host,
+    keys: InstanceKeys,
+    service: Service,
+    responder: Responder,
+    mode: str,
+    stack: AsyncExitStack,
+) -> Appliance:
+    around = host.surroundings
+    rotator = CertificateRotator(
+        keys.tls,
+        now=around.clock,
+        random_bytes=around.random_bytes,
+        lifetime_s=config.attestation.certificate_lifetime_s,
+    )
+    limits = _connection_limits(config)
+    protocol_class = make_protocol_class(contexts=rotator, limits=limits, clock=around.monotonic)
+    _register_levels(service, protocol_class)
+    return Appliance(
+        app=build_app(
+            service=service,
+            responder=responder,
+            ring=host.key_ring,
+            clock=around.clock,
+            max_body_bytes=config.server.max_body_bytes,
+        ),
+        metrics_app=build_metrics_app(service),
+        service=service,
+        protocol_class=protocol_class,
+        metrics_protocol_class=make_protocol_class(contexts=None, limits=limits, clock=around.monotonic),
+        rotator=rotator,
+        mode=mode,
+        stack=stack,
+    )
+
+
+async def _load_models(
+    config: Config, host: Host, progress: Fractions, stack: AsyncExitStack
+) -> dict[str, ServedModel]:
+    models: dict[str, ServedModel] = {}
+    for model in config.models:
+        installed = host.store.get(model.name)
+        engine = SupervisedEngine(facts.engine_settings(config, model, installed, host.python))
+        stack.push_async_callback(engine.stop, config.server.grace_s)
+
+        def named(phase: str, fraction: float, name: str = model.name) -> None:
+            progress(f"{phase} {name}", fraction)
+
+        await engine.start(named)
+        served = Served(model=facts.model_facts(model.name, engine.model), engine=facts.engine_facts(engine.info))
+        created = int(host.surroundings.clock())
+        models[model.name] = ServedModel(name=model.name, engine=engine, served=served, created=created)
+    return models
+
+
+def _responder(
+    config: Config,
+    keys: InstanceKeys,
+    attester: Attester,
+    models: Mapping[str, ServedModel],
+    around: Surroundings,
+) -> Responder:
+    statement = Statement(
+        receipt_key=keys.receipt_cose,
+        channel_key=keys.channel_cose,
+        sealing_key=keys.sealing_cose,
+        config=config.digest(),
+        models={name: model.served.model.identity for name, model in models.items()},
+        mode=attester.mode,
+        instance=keys.instance,
+    )
+    per_s = config.attestation.quotes_per_s or _measured_rate(attester, around)
+    return Responder(
+        attester=attester,
+        statement=statement,
+        sign_channel=keys.channel.sign,
+        clock=around.clock,
+        monotonic=around.monotonic,
+        limiter=QuoteLimiter(
+            per_s=per_s,
+            burst=max(8, round(per_s)),
+            max_waiting=config.attestation.max_waiting,
+            monotonic=around.monotonic,
+        ),
+        max_continued_s=config.attestation.max_continued_s,
+    )
+
+
+def _measured_rate(attester: Attester, around: Surroundings) -> float:
+    """Quotes a second that leave the device half idle; measured on one quote, which also proves that it works."""
+    nonce = around.random_bytes(32)
+    started = time.perf_counter()
+    attester.collect(Binding(report_data=digests.report_data(nonce), claims=nonce, nonce=nonce, spki=None))
+    took_s = time.perf_counter() - started
+    return min(200.0, 0.5 / max(took_s, 1e-6))
+
+
+def _connection_limits(config: Config) -> ConnectionLimits:
+    limits = config.limits
+    return ConnectionLimits(
+        handshake_s=limits.handshake_s,
+        head_s=limits.head_s,
+        head_bytes=limits.head_bytes,
+        body_idle_s=limits.body_idle_s,
+        max_connections=limits.connections,
+        max_per_peer=limits.connections_per_peer,
+        keep_alive_s=limits.keep_alive_s,
+    )
+
+
+def _register_levels(service: Service, protocol_class: type[ChannelProtocol]) -> None:
+    metrics, stats = service.metrics, protocol_class.stats
+    metrics.level("active_requests", "Requests that hold a place", lambda: service.active)
+    metrics.level("open_connections", "Open connections", lambda: stats.open)
+    metrics.level("refused_connections", "Connections refused", lambda: stats.refused_total + stats.refused_peer)
+    metrics.level("ready", "1 while requests are answered", lambda: float(service.ready))
+    engines = [model.engine for model in service.models.values() if isinstance(model.engine, SupervisedEngine)]
+    metrics.level("engine_active_jobs", "Jobs under evaluation", lambda: sum(e.active for e in engines))
+    metrics.level("engine_queued_jobs", "Jobs waiting for their turn", lambda: sum(e.queued for e in engines))
+    metrics.level("engine_restarts", "Workers started after a crash", lambda: sum(e.restarts for e in engines))

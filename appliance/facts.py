@@ -1,0 +1,115 @@
+"""Facts that attestation and receipts state about models, engine and device, and the digests that people pin."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from appliance.config import Config, ModelConfig
+from appliance.engine.gguf import read_facts
+from appliance.engine.sealed import seal_model
+from appliance.engine.settings import EngineSettings, RestartPolicy
+from appliance.engine.types import EngineInfo, LoadedModel
+from appliance.errors import BootError
+from appliance.models.manifest import InstalledModel
+from appliance.models.progress import Fractions
+from appliance.models.store import ModelStore
+from client_sdk.wire import digests
+from client_sdk.wire.receipt import DeviceFacts, EngineFacts, ModelFacts
+
+FORMAT_GGUF = "gguf"
+DEFAULT_CONTEXT_LENGTH = 4096
+
+
+def chat_template_of(model: ModelConfig, installed: InstalledModel) -> str | None:
+    """The operator's chat template: the configuration's before the store's. None: the model's own. Raises BootError."""
+    path = Path(model.chat_template_file) if model.chat_template_file else installed.chat_template
+    if path is None:
+        return None
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BootError(f"chat template {path} cannot be read: {error.__class__.__name__}") from error
+
+
+def engine_settings(config: Config, model: ModelConfig, installed: InstalledModel, python: str) -> EngineSettings:
+    """How to run one model. A context length that is not configured is the smaller of 4096 and the model's own."""
+    template = chat_template_of(model, installed)
+    context_length = model.context_length
+    if not context_length:
+        with installed.paths[0].open("rb") as file:  # read again, and checked, once it is sealed
+            own = read_facts(file.fileno(), chat_template=template).training_context_length
+        context_length = min(DEFAULT_CONTEXT_LENGTH, own)
+    return EngineSettings(
+        model_paths=installed.paths,
+        sha256=installed.sha256,
+        size_bytes=installed.size,
+        worker_python=python,
+        context_length=context_length,
+        threads=config.engine.threads,
+        n_batch=config.engine.batch_tokens,
+        chat_template=template,
+        restart=RestartPolicy(stall_s=config.engine.stall_s),
+    )
+
+
+def model_facts(name: str, loaded: LoadedModel) -> ModelFacts:
+    """What receipts say about a model, its identity by content included."""
+    identity = digests.model_identity(
+        format_name=FORMAT_GGUF,
+        weights=loaded.weights,
+        tokenizer=loaded.tokenizer_digest,
+        chat_template=loaded.chat_template_digest,
+    )
+    return ModelFacts(
+        name=name,
+        identity=identity,
+        weights=loaded.weights,
+        tokenizer=loaded.tokenizer_digest,
+        chat_template=loaded.chat_template_digest,
+        format=FORMAT_GGUF,
+    )
+
+
+def engine_facts(info: EngineInfo) -> EngineFacts:
+    return EngineFacts(name=info.name, version=info.version, digest=digests.engine_digest(info.libraries))
+
+
+def device_facts() -> DeviceFacts:
+    """The processor answers are computed on. Depends on the host: a fact to record, rarely one to pin."""
+    facts = {
+        "architecture": platform.machine(),
+        "processor": _processor_name(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+    return DeviceFacts(kind="cpu", digest=digests.device_digest(facts))
+
+
+def offline_identity(model: ModelConfig, store: ModelStore, progress: Fractions) -> bytes:
+    """The identity of an installed model, hashed from its bytes, without loading the engine. Raises BootError."""
+    installed = store.get(model.name)
+    sealed = seal_model(
+        installed.paths,
+        sha256=installed.sha256,
+        size_bytes=installed.size,
+        progress=lambda fraction: progress(f"hash {model.name}", fraction),
+    )
+    try:
+        facts = read_facts(sealed.fd, chat_template=chat_template_of(model, installed))
+    finally:
+        sealed.close()
+    return digests.model_identity(
+        format_name=FORMAT_GGUF,
+        weights=((installed.size, installed.sha256),),
+        tokenizer=facts.tokenizer_digest,
+        chat_template=facts.chat_template_digest,
+    )
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -1,0 +1,200 @@
+"""`appliance`: serve, models, keys, reference-values, config, doctor. Reads argv and the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from appliance import config as configuration
+from appliance.cli_keys import keys
+from appliance.cli_models import models
+from appliance.config import Config
+from appliance.errors import BootError
+from appliance.models.store import ModelStore, default_store_root
+from client_sdk.wire.names import MODE_INSECURE
+
+_ENVIRON = os.environ  # noqa: TID251 - composition root
+_INSECURE_BANNER = (
+    "INSECURE MODE: no hardware vouches for anything. Evidence, receipts and results all say so, and clients refuse it "
+    "unless their own policy admits it."
+)
+
+config_option = click.option(
+    "--config", "config_path", type=click.Path(path_type=Path, dir_okay=False), help="TOML configuration file."
+)
+model_option = click.option("--model", "model_names", multiple=True, help="Model to serve, by its name in the store.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="attested-inference")
+def cli() -> None:
+    """Confidential inference: attested channel, bounded resources, a signed receipt for every answer."""
+
+
+cli.add_command(models)
+cli.add_command(keys)
+
+
+@cli.command()
+@config_option
+@model_option
+@click.option("--listen", multiple=True, help="HOST:PORT; may be given several times.")
+@click.option("--attester", help='"auto" (never falls back to insecure), "insecure", or a hardware family.')
+def serve(
+    config_path: Path | None, model_names: tuple[str, ...], listen: tuple[str, ...], attester: str | None
+) -> None:
+    """Serve models over RA-TLS."""
+    with _reported():
+        config = _load(config_path, model_names, listen, attester)
+        asyncio.run(_serve(config))
+
+
+@cli.command("reference-values")
+@config_option
+@model_option
+@click.option("--attester", help="As for serve: the configuration digest covers it.")
+@click.option("--on-this-machine", is_flag=True, help="Also print the engine and device digests of this machine.")
+def reference_values(
+    config_path: Path | None, model_names: tuple[str, ...], attester: str | None, on_this_machine: bool
+) -> None:
+    """Print the digests a caller pins, computed offline from configuration and model files, as TOML."""
+    from appliance.facts import device_facts, offline_identity
+    from appliance.models.progress import fractions, terminal_progress
+
+    with _reported(), terminal_progress() as progress:
+        config = _load(config_path, model_names, (), attester)
+        if not config.models:
+            raise BootError("no model is configured: name one with --model or [[models]]")
+        store = _store(config)
+        identities = {m.name: offline_identity(m, store, fractions(progress)) for m in config.models}
+    lines = ["version = 1", 'source = "appliance reference-values"', f'config = "{config.digest().hex()}"']
+    if on_this_machine:
+        lines.append(f"# device digest of this machine, for people: {device_facts().digest.hex()}")
+    lines += ["", "[models]", *(f'"{name}" = "{identity.hex()}"' for name, identity in sorted(identities.items()))]
+    click.echo("\n".join(lines))
+
+
+@cli.command("config")
+@config_option
+@model_option
+@click.option("--listen", multiple=True, help="HOST:PORT; may be given several times.")
+@click.option("--attester", help="As for serve.")
+def show_config(
+    config_path: Path | None, model_names: tuple[str, ...], listen: tuple[str, ...], attester: str | None
+) -> None:
+    """Print the effective configuration as TOML, and the digest that receipts carry."""
+    with _reported():
+        config = _load(config_path, model_names, listen, attester)
+        click.echo(config.to_toml())
+        click.echo(f"# configuration digest: {config.digest().hex()}")
+
+
+@cli.command()
+def doctor() -> None:
+    """What this machine can attest with, and what is missing."""
+    from appliance.attestation.attester import ATTESTERS
+    from appliance.hygiene import find_unsafe_environment, no_swap_warning
+
+    table = Table("check", "result", box=None, pad_edge=False)
+    hardware = 0
+    for name, family in ATTESTERS.items():
+        reason = family.missing()
+        hardware += name != MODE_INSECURE and reason is None
+        table.add_row(f"attester {name}", "usable" if reason is None else f"missing: {reason}")
+    table.add_row("attestation hardware", "found" if hardware else "none: only --attester insecure can serve here")
+    unsafe = find_unsafe_environment(_ENVIRON, allowed=frozenset())
+    table.add_row("environment", f"unsafe: {', '.join(unsafe)}" if unsafe else "clean")
+    table.add_row("swap", no_swap_warning() or "off")
+    table.add_row("usable cores", str(len(os.sched_getaffinity(0))))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+async def _serve(config: Config) -> None:
+    from appliance import serve as serving
+    from appliance.boot import Host, boot, choose_attester
+    from appliance.hygiene import check_environment, harden_process, no_swap_warning
+    from appliance.keys import KeyRing
+    from appliance.models.progress import fractions, terminal_progress
+    from appliance.service import Surroundings
+
+    console = Console(stderr=True)
+    surroundings = Surroundings(
+        clock=time.time,  # noqa: TID251 - composition root
+        monotonic=time.monotonic,
+        random_bytes=os.urandom,  # noqa: TID251 - composition root
+    )
+    attester = choose_attester(config, surroundings)
+    insecure = attester.mode == MODE_INSECURE
+    allowed = frozenset(config.hygiene.allowed_environment)
+    unsafe = check_environment(_ENVIRON, allowed=allowed, insecure=insecure)
+    harden_process()
+    if insecure:
+        console.print(_INSECURE_BANNER, style="bold red")
+    if unsafe:
+        console.print(f"Unsafe environment, accepted in insecure mode only: {', '.join(unsafe)}", style="yellow")
+    if (warning := no_swap_warning()) is not None:
+        console.print(warning, style="yellow")
+    host = Host(
+        store=_store(config),
+        key_ring=KeyRing.load(Path(config.keys.file)) if config.keys.file else None,
+        python=sys.executable,
+        surroundings=surroundings,
+    )
+    sockets = serving.bind_sockets(config.server.listen)
+    with terminal_progress() as progress:
+        appliance = await boot(config, host, attester, fractions(progress))
+    addresses = [f"https://{_address(sock.getsockname())}" for sock in sockets]
+    names = ", ".join(appliance.service.models)
+
+    def ready() -> None:
+        console.print(f"Serving {names} on {' '.join(addresses)} (attester: {attester.family}). Stop with Ctrl-C.")
+
+    try:
+        await serving.run(appliance, config, sockets, ready)
+    finally:
+        await appliance.close()
+
+
+def _address(name: tuple[str, int]) -> str:
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _load(path: Path | None, model_names: tuple[str, ...], listen: tuple[str, ...], attester: str | None) -> Config:
+    overrides: dict[str, dict[str, object]] = {}
+    if listen:
+        overrides["server"] = {"listen": list(listen)}
+    if attester:
+        overrides["attestation"] = {"attester": attester}
+    return configuration.load_file(path, environ=_ENVIRON, overrides=overrides, models=model_names)
+
+
+def _store(config: Config) -> ModelStore:
+    directory = config.store.models_dir
+    root = Path(directory) if directory else default_store_root(_ENVIRON.get("XDG_DATA_HOME"), _ENVIRON.get("HOME"))
+    return ModelStore(root)
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """A refusal to start is one clear line and exit status 1, not a traceback."""
+    try:
+        yield
+    except BootError as error:
+        click.echo(f"appliance: {error}", err=True)
+        sys.exit(1)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    cli()

@@ -1,0 +1,81 @@
+"""Runs a booted appliance: sockets, listeners, signals, an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+
+from appliance.attestation.listener import ServerHandle, serve
+from appliance.boot import Appliance
+from appliance.config import Config, parse_listen
+from appliance.errors import BootError
+
+
+def bind_sockets(entries: tuple[str, ...]) -> list[socket.socket]:
+    """TCP sockets bound to HOST:PORT entries, not listening yet: nobody can connect before everything is proven.
+
+    Raises BootError naming the entry; then none is left open.
+    """
+    opened: list[socket.socket] = []
+    try:
+        for entry in entries:
+            host, port = parse_listen(entry)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            opened.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+    except OSError as error:
+        for sock in opened:
+            sock.close()
+        raise BootError(f"cannot listen on {entry}: {error.strerror or error}") from error
+    return opened
+
+
+async def run(appliance: Appliance, config: Config, sockets: list[socket.socket], on_ready: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT. Answers in flight then end with a receipt; a second signal cuts the grace."""
+    handles: list[ServerHandle] = []
+    expected = 1 + bool(config.metrics.listen)
+
+    def started(handle: ServerHandle) -> None:
+        handles.append(handle)
+        if len(handles) == expected:
+            on_ready()
+
+    def stop() -> None:
+        appliance.service.begin_shutdown()
+        for handle in handles:
+            if handle.should_exit:
+                handle.force_exit = True
+            handle.stop()
+
+    async with _signals(stop):
+        grace_s = config.server.grace_s
+        serving = [serve(appliance.app, sockets, appliance.protocol_class, grace_s=grace_s, on_started=started)]
+        if config.metrics.listen:
+            metrics_sockets = bind_sockets((config.metrics.listen,))
+            serving.append(
+                serve(
+                    appliance.metrics_app,
+                    metrics_sockets,
+                    appliance.metrics_protocol_class,
+                    grace_s=grace_s,
+                    on_started=started,
+                )
+            )
+        await asyncio.gather(*serving)
+
+
+@contextlib.asynccontextmanager
+async def _signals(stop: Callable[[], None]) -> AsyncIterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
