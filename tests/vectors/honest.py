@@ -188,7 +188,7 @@ def whole_answer() -> receipt.ReceiptClaims:
                 finish="stop",
             ),
         ),
-        execution={"cached_prompt_tokens": 0, "template_date": "2026-01-01", "threads": 2},
+        execution={"cached-prompt-tokens": 0, "template-date": "2026-01-01", "threads": 2},
     )
 
 

@@ -22,10 +22,8 @@ FAULTY = [name for name in NAMES if not name.startswith("0")]
 
 HONEST_KEYS = {"what", "kind", "data", "held"}
 FAULT_KEYS = {"what", "kind", "bugs", "stage", "code", "cddl_refuses", "twin", "data"}
-HELD_KEYS = {
-    "key", "request", "response", "prompt_text", "prompt_tokens", "outputs", "stop", "nonce", "spki", "exported", "claims",
-}  # fmt: skip
 HEX = {"key", "request", "response", "nonce", "spki", "exported", "claims"}
+HELD_KEYS = HEX | {"prompt_text", "prompt_tokens", "outputs", "stop"}
 
 
 def load(name: str) -> dict[str, Any]:
