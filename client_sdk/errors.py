@@ -1,6 +1,6 @@
 """The error tree of the SDK. Codes are API, messages are prose.
 
-`VerificationError` derives from nothing in httpx on purpose: HTTP client libraries retry and hide their own errors, and a
+`VerificationError` derives from nothing in httpx on purpose: HTTP libraries retry and hide their own errors, and a
 NO must never be retried, downgraded or swallowed.
 """
 
