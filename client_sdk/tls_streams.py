@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+import h11
 import httpcore
 
 from client_sdk.errors import AuthenticityError, Rejection
@@ -40,6 +41,38 @@ def mapped_errors(timed_out: type[Exception], failed: type[Exception]) -> Genera
         raise failed(str(error)) from error
 
 
+class _ResponseWatch:
+    """Knows where the answer in progress ends, so that nothing may follow it.
+
+    httpcore's own parser keeps bytes after an answer and takes them for the answer to the next request.
+    """
+
+    def __init__(self, request_start: bytes) -> None:
+        method = request_start.partition(b" ")[0]
+        self._http: h11.Connection | None = h11.Connection(h11.CLIENT)
+        try:
+            # How an answer ends depends on the method and on nothing else of its request.
+            self._http.send(h11.Request(method=method, target="/", headers=[("host", "x")]))
+            self._http.send(h11.EndOfMessage())
+        except h11.LocalProtocolError:
+            self._http = None
+
+    def received(self, data: bytes) -> None:
+        """Raises AuthenticityError (UNSOLICITED_BYTES). What is not HTTP is left to httpcore to refuse."""
+        if self._http is None:
+            return
+        try:
+            self._http.receive_data(data)
+            while (event := self._http.next_event()) is not h11.NEED_DATA:
+                if isinstance(event, h11.EndOfMessage | h11.ConnectionClosed) or event is h11.PAUSED:
+                    break
+        except h11.RemoteProtocolError:
+            self._http = None
+            return
+        if self._http.their_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED) and self._http.trailing_data[0]:
+            raise AuthenticityError(Rejection.UNSOLICITED_BYTES, "bytes follow the server's answer")
+
+
 class _TlsConnection:
     """What the sync and the async stream share: the session, its socket, and the rule on unsolicited bytes.
 
@@ -51,6 +84,7 @@ class _TlsConnection:
         self._sock = sock
         self._session = session
         self._turned = True
+        self._watch: _ResponseWatch | None = None
         self.authority = authority
         self.attestation: object | None = None
         self.request_bytes_sent = 0
@@ -92,7 +126,12 @@ class _TlsConnection:
         self.request_bytes_sent = 0
         self._turned = True
 
-    def _before_write(self, size: int) -> None:
+    def _after_read(self, data: bytes) -> None:
+        self._turned = True
+        if self._watch is not None:
+            self._watch.received(data)
+
+    def _before_write(self, piece: memoryview) -> None:
         """Bytes from the server between an answer and the next request are nobody's answer: refuse them."""
         if self._turned:
             arrived = self._arrived()
@@ -103,7 +142,9 @@ class _TlsConnection:
             if arrived is _Arrived.END:
                 raise TlsFailure("the server closed the connection")
             self._turned = False
-        self.request_bytes_sent += size
+            if self.attestation is not None:
+                self._watch = _ResponseWatch(bytes(piece[:32]))
+        self.request_bytes_sent += len(piece)
 
     def _arrived(self) -> _Arrived:
         """What the server has sent by now, without waiting. Tickets and key updates are nothing."""
@@ -143,7 +184,7 @@ class TlsStream(_TlsConnection, httpcore.NetworkStream):
                 self._sock.settimeout(timeout)
                 self._session.incoming(self._sock.recv(READ_BYTES))
             self._flush(timeout)
-        self._turned = True
+        self._after_read(data)
         return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
@@ -154,7 +195,7 @@ class TlsStream(_TlsConnection, httpcore.NetworkStream):
         with mapped_errors(httpcore.WriteTimeout, httpcore.WriteError):
             for start in range(0, len(view), WRITE_BYTES):
                 piece = view[start : start + WRITE_BYTES]
-                self._before_write(len(piece))
+                self._before_write(piece)
                 self._session.encrypt(piece)
                 self._flush(timeout)
 
@@ -192,7 +233,7 @@ class AsyncTlsStream(_TlsConnection, httpcore.AsyncNetworkStream):
                 while (data := self._session.decrypt(min(max_bytes, PLAINTEXT_BYTES))) is None:
                     self._session.incoming(await loop.sock_recv(self._sock, READ_BYTES))
                 await self._flush()
-        self._turned = True
+        self._after_read(data)
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
@@ -204,7 +245,7 @@ class AsyncTlsStream(_TlsConnection, httpcore.AsyncNetworkStream):
             async with asyncio.timeout(timeout):
                 for start in range(0, len(view), WRITE_BYTES):
                     piece = view[start : start + WRITE_BYTES]
-                    self._before_write(len(piece))
+                    self._before_write(piece)
                     self._session.encrypt(piece)
                     await self._flush()
 

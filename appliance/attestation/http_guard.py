@@ -11,6 +11,7 @@ from typing import Any
 import httptools
 from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -18,6 +19,19 @@ from appliance.attestation.connection import ChannelState, ConnectionLimits, Con
 from appliance.attestation.http_framing import BadHttp, Body, End, Head, Phase, RequestFramer
 
 MAX_HELD_BYTES = 65_536
+
+
+class _HeldFlow(FlowControl):
+    """uvicorn resumes reading whenever the application asks for a message, even only to notice a disconnect. Pipelined
+    bytes that are held already stay the limit all the same."""
+
+    def __init__(self, transport: asyncio.Transport, full: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._full = full
+
+    def resume_reading(self) -> None:
+        if not self._full():
+            super().resume_reading()
 
 
 class GuardedHttp(HttpToolsProtocol):
@@ -59,6 +73,7 @@ class GuardedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _HeldFlow(transport, lambda: self._held_bytes > MAX_HELD_BYTES)
         self._arm(self._limits.head_s, self._head_timed_out)
 
     def data_received(self, data: bytes) -> None:
@@ -179,6 +194,7 @@ class GuardedHttp(HttpToolsProtocol):
         super().on_response_complete()
         self._answering = False
         self._pump()
+        self.flow.resume_reading()
 
     def _refuse(self, status: int, reason: str) -> None:
         """Answer a request that cannot be taken, unless its answer has begun, then close."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,10 +34,11 @@ class Seen:
     channels: list[ChannelState] = field(default_factory=list)
     disconnects: threading.Event = field(default_factory=threading.Event)
     blocks_sent: int = 0
+    release: threading.Event = field(default_factory=threading.Event)
 
 
 class ProbeApp:
-    """ASGI 3. Routes: /echo /download/N /attest /latched /wait /early /stream/N /boom."""
+    """ASGI 3. Routes: /echo /download/N /hold /poll /attest /latched /wait /early /stream/N /boom."""
 
     def __init__(self) -> None:
         self.seen = Seen()
@@ -76,6 +79,16 @@ class ProbeApp:
             "peer": channel.peer,
         }
         await answer(send, json.dumps(facts).encode())
+
+    async def on_hold(self, scope: Any, receive: Any, send: Any, argument: str) -> None:
+        await asyncio.to_thread(self.seen.release.wait, 20)
+        await self.on_echo(scope, receive, send, argument)
+
+    async def on_poll(self, scope: Any, receive: Any, send: Any, argument: str) -> None:
+        while not self.seen.release.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(receive(), 0.01)
+        await answer(send, b"polled")
 
     async def on_download(self, scope: Any, receive: Any, send: Any, argument: str) -> None:
         headers = [(b"content-length", argument.encode())]
@@ -156,6 +169,7 @@ class RawClient:
         context: SSL.Context | None = None,
         session: SSL.Session | None = None,
     ) -> None:
+        self.spare = b""
         self.sock = socket.socket()
         if receive_buffer:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -182,6 +196,9 @@ class RawClient:
 
     def receive(self) -> bytes:
         """Some bytes, b"" at a clean end. ConnectionError if it was cut."""
+        if self.spare:
+            data, self.spare = self.spare, b""
+            return data
         if self.tls is None:
             return self.sock.recv(65_536)
         try:
@@ -207,8 +224,8 @@ class RawClient:
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         while len(body) < length:
             body += self.receive()
-        assert len(body) == length
-        return head + b"\r\n\r\n" + body
+        self.spare = body[length:]
+        return head + b"\r\n\r\n" + body[:length]
 
     def ended(self) -> bool:
         """Whether the server has closed, cleanly or not."""
@@ -259,15 +276,24 @@ def listen() -> Iterator[ListenFactory]:
     """Start a listener: listen(tls=True, limits=ConnectionLimits(...))."""
     running: list[Listener] = []
 
-    def start(*, tls: bool = True, limits: ConnectionLimits | None = None, grace_s: float = 5) -> Listener:
+    def start(
+        *,
+        tls: bool = True,
+        limits: ConnectionLimits | None = None,
+        grace_s: float = 5,
+        unix: Path | None = None,
+    ) -> Listener:
         offset = [0.0]
         rotator = CertificateRotator(generate_tls_key(), now=lambda: time.time() + offset[0], random_bytes=os.urandom)
         protocol = make_protocol_class(
             contexts=rotator if tls else None, limits=limits or ConnectionLimits(), clock=time.monotonic
         )
         app = ProbeApp()
-        sock = socket.create_server(("127.0.0.1", 0), backlog=256)
-        port = sock.getsockname()[1]
+        if unix is None:
+            sock = socket.create_server(("127.0.0.1", 0), backlog=256)
+        else:
+            sock = socket.create_server(str(unix), family=socket.AF_UNIX)
+        port = 0 if unix else sock.getsockname()[1]
         started = threading.Event()
         handles: list[ServerHandle] = []
 

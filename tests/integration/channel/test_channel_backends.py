@@ -287,6 +287,30 @@ def test_bytes_between_two_requests_are_a_rejection(cheat, client):
         one.request(f"https://127.0.0.1:{port}/", content=b"secret")
 
 
+@pytest.mark.parametrize(
+    "first", [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none", b"HTTP/1.1 204 No Content\r\n\r\n"]
+)
+def test_bytes_in_the_same_record_as_the_end_of_an_answer_are_a_rejection(cheat, client, first):
+    second = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\ntwo"
+    port = cheat(lambda peer: (peer.request(), peer.send(first + second), peer.request()))
+    with pytest.raises(AuthenticityError, match="UNSOLICITED_BYTES"):
+        client(lambda _: "accepted").request(f"https://127.0.0.1:{port}/", content=b"a")
+
+
+def test_chunked_and_interim_answers_are_not_mistaken_for_excess(cheat, client):
+    interim, head = b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    def script(peer):
+        for _ in range(2):
+            peer.request()
+            peer.send(interim + head + b"3\r\nabc\r\n")
+            peer.send(b"2\r\nde\r\n0\r\n\r\n")
+
+    url = f"https://127.0.0.1:{cheat(script)}/"
+    one = client(lambda _: "accepted")
+    assert [one.request(url, content=b"a").content for _ in range(2)] == [b"abcde"] * 2
+
+
 def test_a_connection_closed_while_idle_is_replaced_by_an_attested_one(listen, client):
     server = listen()
     attested = []

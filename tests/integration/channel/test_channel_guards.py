@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
+import threading
 import time
 
 import pytest
@@ -281,3 +284,53 @@ def test_stopping_closes_idle_connections_and_lets_answers_finish(listen, tls):
         busy.send(b"de")
         assert b'"size": 5' in busy.rest()
         server.stop()
+
+
+def push(client, data: bytes, *, seconds: float) -> int:
+    """Send `data` over and over for a while; returns how much the network took."""
+    taken, deadline = 0, time.monotonic() + seconds
+    client.sock.settimeout(0.2)
+    with contextlib.suppress(TimeoutError):
+        while time.monotonic() < deadline:
+            if client.tls is not None:
+                client.tls.sendall(data)
+                client._flush()
+            else:
+                client.sock.sendall(data)
+            taken += len(data)
+    return taken
+
+
+def test_an_application_that_does_not_read_stops_the_sender_without_a_timeout(listen, tls):
+    server = listen(tls=tls, limits=QUICK)
+    size = 16 << 20
+    with server.connect() as client:
+        client.send(post(b"/hold", b"Content-Length: %d" % size))
+        sender = threading.Thread(target=client.send, args=(b"a" * size,))
+        sender.start()
+        time.sleep(1)
+        assert sender.is_alive()
+        assert server.stats.body_timeouts == 0
+        server.seen.release.set()
+        sender.join(10)
+        assert b'"size": %d' % size in client.response()
+
+
+def test_pipelined_bytes_are_bounded_even_while_the_application_polls(listen, tls):
+    server = listen(tls=tls)
+    with server.connect() as client:
+        client.send(b"GET /poll HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert push(client, SMUGGLED * 1000, seconds=2) < 16 << 20
+        server.seen.release.set()
+
+
+def test_a_unix_listener_has_the_same_guards(listen, tmp_path):
+    server = listen(tls=False, unix=tmp_path / "s")
+    for request, status in ((SMUGGLED, b"200"), (BAD["obs-fold"][1], b"400")):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(5)
+            sock.connect(str(tmp_path / "s"))
+            sock.sendall(request)
+            reply = sock.recv(65_536)
+            assert reply.startswith(b"HTTP/1.1 " + status)
+    assert server.seen.channels[0].peer == "unix"
