@@ -1,0 +1,358 @@
+"""appliance-client: attest, ask, verify again, show. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from client_sdk import console
+from client_sdk.console import EXIT_ACCEPT, EXIT_BUG, EXIT_USAGE, Outcome, ShownFact, outcome_of, print_outcome
+from client_sdk.errors import ApplianceError, SdkError
+
+if TYPE_CHECKING:
+    from client_sdk.judge import VerifiedAnswer
+    from client_sdk.receipts import VerifiedReceipt
+    from client_sdk.verifier import AttestationResult
+
+EPILOG = """\b
+Exit status:
+  0   accepted
+  10  rejected (in a stream: after the last verified text)
+  20  undecided: no verdict, network trouble, or an error from the appliance;
+      a refusal with a verified receipt is one of these: it is genuine, but no answer
+  30  rejected because the bytes are malformed
+  2   usage, or an unusable policy file
+  1   a bug in this program
+"""
+
+_PATH = click.Path(path_type=Path)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_policy_option = click.option("--policy", "policy_path", type=_FILE, required=True, help="Your policy (TOML).")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON object.")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit status."""
+    if "--debug" not in arguments:
+        sys.excepthook = _report_bug
+    try:
+        status = cli.main(args=arguments, prog_name="appliance-client", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE
+    except click.Abort:
+        return 130
+    return status if isinstance(status, int) else EXIT_ACCEPT
+
+
+@click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--debug", is_flag=True, help="Show a traceback for a bug in this program.")
+def cli(debug: bool) -> None:
+    """Ask a confidential inference appliance and believe only what verifies."""
+
+
+@cli.command()
+@click.argument("url")
+@_policy_option
+@_json_option
+def attest(url: str, policy_path: Path, as_json: bool) -> int:
+    """Attest the appliance at URL (https://host:port) under a policy."""
+    _check_url(url)
+
+    def work() -> Outcome:
+        from client_sdk.client import Appliance
+
+        with Appliance(url, policy=policy_path) as appliance:
+            result = appliance.attest()
+        return _accepted(result, None)
+
+    return _finish(work, as_json=as_json)
+
+
+@cli.command()
+@click.argument("url")
+@click.argument("prompt")
+@_policy_option
+@click.option("--model", required=True, help="Name of the model, as pinned in the policy.")
+@click.option("--system", help="A system message before the prompt.")
+@click.option("--no-stream", is_flag=True, help="Wait for the whole answer.")
+@click.option("--save", type=_PATH, help="Save the verified answer to this new directory.")
+@click.option("--api-key-env", metavar="NAME", help="Environment variable that holds the API key.")
+@click.option("--max-tokens", type=click.IntRange(min=1))
+@click.option("--temperature", type=float)
+@click.option("--top-p", type=float)
+@click.option("--top-k", type=int)
+@click.option("--seed", type=int)
+@click.option("--stop", multiple=True, help="Stop at this text; may be repeated.")
+@_json_option
+def chat(url: str, prompt: str, policy_path: Path, as_json: bool, **options: Any) -> int:
+    """Ask one question (PROMPT; - reads it from stdin). The answer goes to stdout, everything else to stderr."""
+    _check_url(url)
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    messages = [{"role": "user", "content": prompt}]
+    if options["system"] is not None:
+        messages.insert(0, {"role": "system", "content": options["system"]})
+    api_key = _api_key(options["api_key_env"])
+    kept: list[VerifiedAnswer] = []
+
+    def work() -> Outcome:
+        from client_sdk.client import Appliance
+
+        with Appliance(url, policy=policy_path, api_key=api_key, save=kept.append) as appliance:
+            failure = None
+            try:
+                text = _ask(appliance, messages, options, show=not as_json)
+            except ApplianceError as error:
+                if not kept:
+                    raise
+                failure, text = error, ""
+        return _answered(kept[-1], appliance.policy.digest, text, failure=failure, save=options["save"])
+
+    return _finish(work, as_json=as_json, tables_to_stderr=True)
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@_policy_option
+@click.option("--now", metavar="TIME", help="Judge at this time (ISO 8601 with zone, or Unix seconds).")
+@_json_option
+def verify(directory: Path, policy_path: Path, now: str | None, as_json: bool) -> int:
+    """Verify a saved answer again, offline. Without --now, by the clock of the moment when it was first verified."""
+    moment = None if now is None else _parse_time(now)
+
+    def work() -> Outcome:
+        from client_sdk.policy import Policy
+        from client_sdk.saved import verify_saved
+
+        policy = Policy.load(policy_path)
+        verified = verify_saved(directory, policy, now=moment)
+        same = verified.saved.policy_digest == policy.digest
+        note = "" if same else "verified under another policy than the one it was saved under"
+        return _accepted(verified.attestation, verified.receipt, message=note)
+
+    return _finish(work, as_json=as_json)
+
+
+@cli.command()
+@click.argument("path", metavar="FILE", type=click.Path(exists=True, path_type=Path))
+@_json_option
+def show(path: Path, as_json: bool) -> int:
+    """Show a receipt, checkpoint, channel proof, bundle, policy, reference file or saved answer. Verifies nothing."""
+
+    def work() -> Outcome:
+        from client_sdk.show import describe
+
+        kind, facts = describe(path)
+        return Outcome(
+            result="undecided",
+            code="NOT_VERIFIED",
+            exit_code=EXIT_ACCEPT,
+            message=f"this is what the {kind} says; nothing was checked",
+            facts=facts,
+        )
+
+    return _finish(work, as_json=as_json)
+
+
+@cli.group()
+def policy() -> None:
+    """Make and read policies."""
+
+
+@policy.command("init")
+@click.option("--from", "reference_path", type=_FILE, required=True, help="Reference values from the builder.")
+@click.option("-o", "--output", type=_PATH, required=True, help="The policy file to write.")
+@click.option("--unsafe-accept-insecure", is_flag=True, help="Accept an appliance WITHOUT hardware protection.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@_json_option
+def policy_init(reference_path: Path, output: Path, unsafe_accept_insecure: bool, force: bool, as_json: bool) -> int:
+    """Make a policy that accepts exactly what a file of reference values names."""
+    if output.exists() and not force:
+        raise click.UsageError(f"{output} exists; --force replaces it")
+
+    def work() -> Outcome:
+        from client_sdk.policy import policy_from_reference
+        from client_sdk.reference_values import ReferenceValues
+        from client_sdk.show import policy_facts
+
+        reference = ReferenceValues.load(reference_path)
+        made = policy_from_reference(reference, unsafe_accept_insecure=unsafe_accept_insecure)
+        _write_text(output, made.to_toml())
+        console.warn(f"These reference values say they come from: {reference.source}")
+        console.warn("Take reference values from whoever built the appliance, never from the server you want to check.")
+        return Outcome(
+            result="accept",
+            code="POLICY_WRITTEN",
+            exit_code=EXIT_ACCEPT,
+            message=str(output),
+            facts=policy_facts(made),
+            insecure=unsafe_accept_insecure,
+        )
+
+    return _finish(work, as_json=as_json)
+
+
+@policy.command("show")
+@click.argument("path", metavar="FILE", type=_FILE)
+@_json_option
+def policy_show(path: Path, as_json: bool) -> int:
+    """Read a policy file and show what it accepts."""
+
+    def work() -> Outcome:
+        from client_sdk.policy import Policy
+        from client_sdk.show import policy_facts
+
+        loaded = Policy.load(path)
+        return Outcome(
+            result="accept",
+            code="POLICY_USABLE",
+            exit_code=EXIT_ACCEPT,
+            facts=policy_facts(loaded),
+            insecure=loaded.insecure is not None,
+        )
+
+    return _finish(work, as_json=as_json)
+
+
+def _finish(work: Callable[[], Outcome], *, as_json: bool, tables_to_stderr: bool = False) -> int:
+    try:
+        outcome = work()
+    except SdkError as error:
+        outcome = outcome_of(error)
+    print_outcome(outcome, as_json=as_json, tables_to_stderr=tables_to_stderr)
+    return outcome.exit_code
+
+
+def _ask(appliance: Any, messages: list[dict[str, str]], options: dict[str, Any], *, show: bool) -> str:
+    names = ("max_tokens", "temperature", "top_p", "top_k", "seed")
+    params = {name: options[name] for name in names if options[name] is not None}
+    if options["stop"]:
+        params["stop"] = list(options["stop"])
+    if options["no_stream"]:
+        text: str = appliance.chat(messages, model=options["model"], **params).text
+        if show:
+            console.write_answer(text + "\n")
+        return text
+    stream = appliance.stream(messages, model=options["model"], **params)
+    try:
+        for piece in stream:
+            if show:
+                console.write_answer(piece)
+    finally:
+        if show and stream.text:
+            console.write_answer("\n")
+    return str(stream.text)
+
+
+def _answered(
+    answer: VerifiedAnswer, policy_digest: bytes, text: str, *, failure: ApplianceError | None, save: Path | None
+) -> Outcome:
+    from client_sdk.saved import save_answer
+
+    if save is not None:
+        save_answer(save, answer, policy_digest=policy_digest)
+    if failure is not None:
+        outcome = outcome_of(failure)
+        checks = (*answer.attestation.result.checks, *answer.receipt.checks)
+        return Outcome(
+            result=outcome.result,
+            code=outcome.code,
+            exit_code=outcome.exit_code,
+            message=outcome.message,
+            checks=checks,
+            facts=_facts(answer.attestation.result, answer.receipt),
+            insecure=answer.attestation.result.claims.mode == "insecure",
+        )
+    spoken = ShownFact(name="answer", value=text, trust="key-signed")
+    return _accepted(answer.attestation.result, answer.receipt, extra=(spoken,))
+
+
+def _accepted(
+    attestation: AttestationResult,
+    receipt: VerifiedReceipt | None,
+    *,
+    message: str = "",
+    extra: tuple[ShownFact, ...] = (),
+) -> Outcome:
+    return Outcome(
+        result="accept",
+        code="OK",
+        exit_code=EXIT_ACCEPT,
+        message=message,
+        checks=(*attestation.checks, *(receipt.checks if receipt is not None else ())),
+        facts=(*_facts(attestation, receipt), *extra),
+        insecure=attestation.claims.mode == "insecure",
+    )
+
+
+def _facts(attestation: AttestationResult, receipt: VerifiedReceipt | None) -> tuple[ShownFact, ...]:
+    facts = [ShownFact(name=f"attestation: {f.name}", value=f.value, trust=f.trust) for f in attestation.facts]
+    if receipt is not None:
+        facts += [ShownFact(name=f"receipt: {f.name}", value=f.value, trust=f.trust) for f in receipt.facts]
+    return tuple(facts)
+
+
+def _check_url(url: str) -> None:
+    from client_sdk.client import parse_appliance_url
+
+    try:
+        parse_appliance_url(url)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _api_key(name: str | None) -> str | None:
+    if name is None:
+        return None
+    value = os.environ.get(name)  # noqa: TID251
+    if not value:
+        raise click.UsageError(f"the environment variable {name} is not set")
+    return value.strip()
+
+
+def _parse_time(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(f"--now {text}: not a time") from None
+    if moment.tzinfo is None:
+        raise click.UsageError("--now needs a zone, such as 2026-11-29T16:00:00Z")
+    return moment.timestamp()
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise click.UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _report_bug(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
+    """An unexpected exception is our bug: one line, and the interpreter exits with 1."""
+    if issubclass(kind, KeyboardInterrupt):
+        sys.stderr.write("interrupted\n")
+        return
+    sys.stderr.write(f"bug in appliance-client (status {EXIT_BUG}): {kind.__name__}; run again with --debug\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""What the command line says: one outcome per run, as a table for people or as one JSON object for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from client_sdk.errors import (
+    ApplianceError,
+    Check,
+    MalformedError,
+    PolicyFileError,
+    SdkError,
+    TransportError,
+    UndecidedError,
+    VerificationError,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXIT_ACCEPT = 0
+EXIT_BUG = 1
+EXIT_USAGE = 2
+EXIT_REJECT = 10
+EXIT_UNDECIDED = 20
+EXIT_MALFORMED = 30
+
+Result = Literal["accept", "reject", "undecided"]
+
+_STYLES = {"passed": "green", "failed": "bold red", "not checked": "yellow"}
+_RESULT_STYLES = {"accept": "bold green", "reject": "bold red", "undecided": "bold yellow"}
+INSECURE_BANNER = (
+    "INSECURE: this appliance has no hardware protection. Its evidence is a key it made up itself: anybody who runs "
+    "that machine can read the prompts and forge the answers. Your policy accepts that."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownFact:
+    """One displayed fact. `trust` says who stands behind it; `bound_by` names what would bind it, where nothing was
+    verified.
+    """
+
+    name: str
+    value: str
+    trust: str
+    bound_by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The one result of a run."""
+
+    result: Result
+    code: str
+    exit_code: int
+    message: str = ""
+    checks: tuple[Check, ...] = ()
+    facts: tuple[ShownFact, ...] = field(default=())
+    insecure: bool = False
+
+
+def outcome_of(error: SdkError) -> Outcome:
+    """The outcome a typed error stands for. Raises the error again if it is not one of the SDK's tree."""
+    if isinstance(error, VerificationError):
+        malformed = isinstance(error, MalformedError)
+        exit_code = EXIT_MALFORMED if malformed else EXIT_REJECT
+        return Outcome(
+            result="reject", code=str(error.code), exit_code=exit_code, message=str(error), checks=error.checks
+        )
+    if isinstance(error, ApplianceError):
+        word = "with a verified receipt" if error.verified else "without a receipt, so by whoever holds the connection"
+        message = f"the appliance refused {word}: HTTP {error.status} {error.message}"
+        return Outcome(result="undecided", code=error.code, exit_code=EXIT_UNDECIDED, message=message)
+    if isinstance(error, UndecidedError | TransportError):
+        return Outcome(result="undecided", code=error.code, exit_code=EXIT_UNDECIDED, message=error.message)
+    if isinstance(error, PolicyFileError):
+        return Outcome(result="undecided", code="POLICY_FILE", exit_code=EXIT_USAGE, message=str(error))
+    return Outcome(result="undecided", code="NOT_SAVED", exit_code=EXIT_UNDECIDED, message=str(error))
+
+
+def print_outcome(outcome: Outcome, *, as_json: bool, tables_to_stderr: bool = False) -> None:
+    """Print the outcome: JSON to stdout, or tables to stdout (stderr where stdout is the answer itself)."""
+    if as_json:
+        sys.stdout.write(json.dumps(_json(outcome), ensure_ascii=False) + "\n")
+        return
+    console = _console(to_stderr=tables_to_stderr or outcome.exit_code == EXIT_USAGE)
+    if outcome.insecure:
+        print_banner(console)
+    if outcome.facts:
+        _print_facts(console, outcome.facts)
+    if outcome.checks:
+        _print_checks(console, outcome.checks)
+    from rich.text import Text
+
+    line = Text(f"{outcome.result.upper()} {plain(outcome.code)}", style=_RESULT_STYLES[outcome.result])
+    if outcome.message:
+        line.append(f"  {plain(outcome.message)}", style="default not bold")
+    console.print(line, soft_wrap=True)
+
+
+def print_banner(console: Console) -> None:
+    from rich.panel import Panel
+
+    console.print(Panel(INSECURE_BANNER, style="bold white on red", title="NO HARDWARE PROTECTION"))
+
+
+def warn(message: str) -> None:
+    """One line of advice to stderr."""
+    from rich.text import Text
+
+    _console(to_stderr=True).print(Text(plain(message), style="yellow"), soft_wrap=True)
+
+
+def plain(text: str) -> str:
+    """Text of a server as printable characters only: no control sequence reaches the terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def write_answer(text: str) -> None:
+    """A piece of the answer to stdout: exact when piped, without control characters on a terminal."""
+    sys.stdout.write(plain(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def _console(*, to_stderr: bool) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=to_stderr, highlight=False)
+
+
+def _print_checks(console: Console, checks: Sequence[Check]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="Checks", title_justify="left", show_lines=False)
+    table.add_column("check")
+    table.add_column("status")
+    table.add_column("detail", overflow="fold")
+    for check in checks:
+        table.add_row(
+            Text(plain(check.name)), Text(check.status, style=_STYLES[check.status]), Text(plain(check.detail))
+        )
+    console.print(table)
+
+
+def _print_facts(console: Console, facts: Sequence[ShownFact]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    bound = any(fact.bound_by for fact in facts)
+    table = Table(title="Facts", title_justify="left", show_lines=False)
+    table.add_column("fact")
+    table.add_column("value", overflow="fold")
+    table.add_column("vouched for by" if not bound else "says")
+    if bound:
+        table.add_column("would be bound by")
+    for fact in facts:
+        row = [Text(plain(fact.name)), Text(plain(fact.value)), Text(fact.trust)]
+        table.add_row(*row, *([Text(fact.bound_by)] if bound else []))
+    console.print(table)
+
+
+def _json(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "result": outcome.result,
+        "code": outcome.code,
+        "message": outcome.message,
+        "checks": [{"name": c.name, "status": c.status, "detail": c.detail} for c in outcome.checks],
+        "claims": _claims(outcome.facts),
+    }
+
+
+def _claims(facts: Iterable[ShownFact]) -> dict[str, dict[str, str]]:
+    claims: dict[str, dict[str, str]] = {}
+    for fact in facts:
+        mark = {"value": fact.value, "trust": fact.trust}
+        claims[fact.name] = mark | ({"bound_by": fact.bound_by} if fact.bound_by else {})
+    return claims
