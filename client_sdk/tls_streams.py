@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import socket
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -83,6 +84,8 @@ class _TlsConnection:
     def __init__(self, sock: socket.socket, session: TlsSession, authority: str) -> None:
         self._sock = sock
         self._session = session
+        # httpcore's blocking pool asks `is_readable` of a connection that another thread may just be starting to use.
+        self._lock = threading.Lock()
         self._turned = True
         self._watch: _ResponseWatch | None = None
         self.authority = authority
@@ -108,7 +111,7 @@ class _TlsConnection:
         if info == "is_readable":
             # httpcore drops an idle connection that is readable. Only an end may be dropped so quietly: unsolicited
             # bytes are left for the next write, which rejects them.
-            return self._arrived() is _Arrived.END
+            return self._has_ended()
         if info in ("client_addr", "server_addr"):
             return self._sock.getsockname() if info == "client_addr" else self._sock.getpeername()
         known = {
@@ -125,6 +128,14 @@ class _TlsConnection:
         self.attestation = result
         self.request_bytes_sent = 0
         self._turned = True
+
+    def _has_ended(self) -> bool:
+        if not self._lock.acquire(blocking=False):
+            return False  # in use, so neither idle nor over
+        try:
+            return self._arrived() is _Arrived.END
+        finally:
+            self._lock.release()
 
     def _after_read(self, data: bytes) -> None:
         self._turned = True
@@ -163,14 +174,15 @@ class _TlsConnection:
             return _Arrived.END
 
     def _close(self) -> None:
-        if self._sock.fileno() < 0:
-            return
-        self._session.close()
-        self._sock.settimeout(0)
-        try:
-            self._sock.send(self._session.outgoing())
-        except OSError:
-            pass  # a courtesy to a peer that is no longer there
+        if self._sock.fileno() >= 0 and self._lock.acquire(blocking=False):
+            try:
+                self._session.close()
+                self._sock.settimeout(0)
+                self._sock.send(self._session.outgoing())
+            except OSError:
+                pass  # a courtesy to a peer that is no longer there
+            finally:
+                self._lock.release()
         self._sock.close()
 
 
@@ -179,7 +191,7 @@ class TlsStream(_TlsConnection, httpcore.NetworkStream):
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Up to `max_bytes`, b"" after close_notify. httpcore.ReadTimeout, httpcore.ReadError."""
-        with mapped_errors(httpcore.ReadTimeout, httpcore.ReadError):
+        with self._lock, mapped_errors(httpcore.ReadTimeout, httpcore.ReadError):
             while (data := self._session.decrypt(min(max_bytes, PLAINTEXT_BYTES))) is None:
                 self._sock.settimeout(timeout)
                 self._session.incoming(self._sock.recv(READ_BYTES))
@@ -192,7 +204,7 @@ class TlsStream(_TlsConnection, httpcore.NetworkStream):
         if not buffer:
             return
         view = memoryview(buffer)
-        with mapped_errors(httpcore.WriteTimeout, httpcore.WriteError):
+        with self._lock, mapped_errors(httpcore.WriteTimeout, httpcore.WriteError):
             for start in range(0, len(view), WRITE_BYTES):
                 piece = view[start : start + WRITE_BYTES]
                 self._before_write(piece)

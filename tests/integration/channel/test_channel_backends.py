@@ -431,3 +431,24 @@ async def test_many_requests_at_once_each_on_an_attested_connection(listen):
         responses = await asyncio.gather(*(pool.request("POST", server.url("/echo"), content=b"x") for _ in range(100)))
     assert [response.status for response in responses] == [200] * 100
     assert count == server.stats.handshakes == 50
+
+
+def test_many_threads_share_one_blocking_pool(listen):
+    server = listen()
+    pool = Sync().pool
+    answers: list[int] = []
+
+    def work(number: int) -> None:
+        for index in range(20):
+            body = b"%d-%d" % (number, index)
+            response = pool.request("POST", server.url("/echo"), content=body)
+            assert json.loads(response.content)["sha256"] == hashlib.sha256(body).hexdigest()
+            answers.append(response.status)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pool.close()
+    assert answers == [200] * 160
