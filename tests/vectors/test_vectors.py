@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from client_sdk.errors import Rejection
+from client_sdk.errors import AuthenticityError, Rejection
+from client_sdk.signatures import authenticate
 from client_sdk.wire import attestation, cose, names, receipt, stream
 from client_sdk.wire.errors import WireError
 from tests import cddl
@@ -109,6 +110,24 @@ def test_faulty_vector_is_refused_with_its_code(name: str) -> None:
         with pytest.raises(reference.Refused) as refused:
             verify_by_reference(vector["kind"], vector["data"], twin["held"])
         assert refused.value.code == vector["code"]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if load(name)["kind"] == "receipt"])
+def test_our_signature_check_gives_the_code_too(name: str) -> None:
+    """Signature faults fail in the SDK with their code; every other receipt that parses is genuinely signed."""
+    vector = load(name)
+    if vector.get("stage") == "wire":
+        return
+    limit = names.LIMIT_RECEIPT_BYTES
+    envelope = cose.parse_sign1(vector["data"], typ=names.TYP_RECEIPT, salted=True, limit_bytes=limit)
+    key = load("000-whole-answer")["held"]["key"]
+    public = cose.parse_okp_key(key, curve=names.CURVE_ED25519)
+    if not name.startswith("3"):
+        authenticate(envelope, public)
+        return
+    with pytest.raises(AuthenticityError) as caught:
+        authenticate(envelope, public)
+    assert caught.value.code == vector["code"]
 
 
 @pytest.mark.parametrize("name", FAULTY)
