@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http
+import json
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -197,7 +198,7 @@ class GuardedHttp(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def _refuse(self, status: int, reason: str) -> None:
-        """Answer a request that cannot be taken, unless its answer has begun, then close."""
+        """Answer a request that cannot be taken in the shape of OpenAI's errors, unless its answer has begun; close."""
         self._disarm()
         cycle = self.cycle
         answered = cycle is not None and not cycle.response_complete and cycle.response_started
@@ -207,9 +208,12 @@ class GuardedHttp(HttpToolsProtocol):
         if answered:
             self.transport.abort()
             return
-        body = reason.encode("ascii")
         phrase = http.HTTPStatus(status).phrase
-        fields = [*self.server_state.default_headers, (b"content-type", b"text/plain; charset=utf-8")]
+        kind = "timeout_error" if status == http.HTTPStatus.REQUEST_TIMEOUT else "invalid_request_error"
+        code = phrase.lower().replace(" ", "_").replace("-", "_")
+        error = {"message": reason, "type": kind, "param": None, "code": code}
+        body = json.dumps({"error": error}).encode("ascii")
+        fields = [*self.server_state.default_headers, (b"content-type", b"application/json")]
         fields += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
         head = b"HTTP/1.1 %d %s\r\n" % (status, phrase.encode("ascii"))
         self.transport.write(head + b"".join(b"%s: %s\r\n" % field for field in fields) + b"\r\n" + body)

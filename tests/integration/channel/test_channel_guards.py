@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import socket
 import threading
@@ -85,6 +86,7 @@ def test_bad_requests_are_refused_once_and_closed(listen, tls, name):
     assert reply.startswith(b"HTTP/1.1 %d " % status), reply
     assert reply.count(b"HTTP/1.1 ") == 1
     assert b"connection: close" in reply
+    assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
     assert not any("smuggled" in path for _, path, _ in server.seen.requests)
     assert server.stats.bad_requests == 1
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 
+import httptools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,6 +61,52 @@ def test_any_bytes_are_framed_or_refused(data):
     except BadHttp:
         return
     assert len([event for event in events if isinstance(event, End)]) <= len(data) / 28
+
+
+class Count:
+    """Callbacks of an httptools parser."""
+
+    def __init__(self) -> None:
+        self.begun = self.completed = 0
+
+    def on_message_begin(self) -> None:
+        self.begun += 1
+
+    def on_message_complete(self) -> None:
+        self.completed += 1
+
+
+@st.composite
+def damaged(draw):
+    """A stream of good requests with a few bytes replaced, inserted or removed."""
+    stream = bytearray(b"".join(draw(st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=3))))
+    for _ in range(draw(st.integers(0, 3))):
+        position = draw(st.integers(0, len(stream) - 1))
+        filler = draw(
+            st.sampled_from([b"", b"\r", b"\n", b"\r\n", b" ", b"\t", b"\0", b":", b",", b"0", b"5", b";", b"\xff"])
+        )
+        stream[position : position + draw(st.integers(0, 2))] = filler
+        if not stream:
+            return b""
+    return bytes(stream)
+
+
+@given(damaged())
+def test_no_request_is_two_requests_to_the_next_parser(stream):
+    framer, count = RequestFramer(head_bytes=1024), Count()
+    parser = httptools.HttpRequestParser(count)
+    ends = 0
+    try:
+        for event, _ in framer.feed(stream):
+            if isinstance(event, End):
+                ends += 1
+                assert count.completed <= ends
+            else:
+                parser.feed_data(event.data)
+                assert count.begun <= ends + 1
+    except (BadHttp, httptools.HttpParserError):
+        return
+    assert count.completed == ends
 
 
 def test_the_caller_may_stop_after_a_request():
