@@ -20,7 +20,6 @@ from OpenSSL import SSL
 
 from client_sdk.errors import AuthenticityError, MalformedError, Rejection
 
-RECORD_BYTES = 16_384
 BIO_READ_BYTES = 65_536
 SPKI_BYTES = 91
 CERTIFICATE_SKEW_S = 300

@@ -271,9 +271,8 @@ class RawClient:
 ListenFactory = Callable[..., Listener]
 
 
-@pytest.fixture
-def listen() -> Iterator[ListenFactory]:
-    """Start a listener: listen(tls=True, limits=ConnectionLimits(...))."""
+@contextlib.contextmanager
+def listeners() -> Iterator[ListenFactory]:
     running: list[Listener] = []
 
     def start(
@@ -316,3 +315,17 @@ def listen() -> Iterator[ListenFactory]:
         if listener.thread.is_alive():
             listener.stop()
         assert listener.stats.open == 0
+
+
+@pytest.fixture
+def listen() -> Iterator[ListenFactory]:
+    """Start a listener: listen(tls=True, limits=ConnectionLimits(...))."""
+    with listeners() as start:
+        yield start
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tls", "plain"])
+def shared(request: pytest.FixtureRequest) -> Iterator[Listener]:
+    """One listener with default limits for all tests of a module that leave no traces in it."""
+    with listeners() as start:
+        yield start(tls=request.param)
