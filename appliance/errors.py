@@ -86,6 +86,16 @@ class EngineFailed(ApplianceError):
     kind = "server_error"
 
 
+class InternalError(ApplianceError):
+    """An exception nobody foresaw. Its body is always the same bytes, so that a receipt can commit to them."""
+
+    status = 500
+    kind = "server_error"
+
+    def __init__(self) -> None:
+        super().__init__("internal_error", "The appliance failed to answer. This is a fault of its own.")
+
+
 class Unavailable(ApplianceError):
     """503: alive, but not able to serve now (engine restarting, shutting down)."""
 

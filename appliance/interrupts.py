@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from appliance.engine.types import EngineEvent
 from appliance.errors import DeadlineExceeded, Unavailable
+
+T = TypeVar("T")
 
 
 class ClientGone(Exception):
@@ -36,6 +38,22 @@ class Interrupts:
         if self.monotonic() >= self.deadline:
             raise DeadlineExceeded("deadline_exceeded", "The answer was not finished within the time allowed.")
 
+    async def bound(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, unless it is interrupted first: then it is cancelled, has ended, and `check` raises."""
+        task = asyncio.ensure_future(work)
+        awaited: set[asyncio.Future[Any]] = {task, self.gone, self.stopping}
+        try:
+            while not task.done():  # a timer may fire a tick before its time
+                left_s = max(0.0, self.deadline - self.monotonic())
+                await asyncio.wait(awaited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if not task.done():
+                    self.check()
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
 
 class EventReader:
     """Reads engine events one by one under interrupts. Always `aclose` it: that is what cancels the job."""
@@ -51,16 +69,19 @@ class EventReader:
         interrupts = self._interrupts
         if self._next is None:
             self._next = asyncio.ensure_future(_advance(self._events))
-        left_s = max(0.0, interrupts.deadline - interrupts.monotonic())
         awaited: set[asyncio.Future[Any]] = {self._next, interrupts.gone, interrupts.stopping}
-        await asyncio.wait(
-            awaited,
-            timeout=left_s if wait_s is None else max(0.0, min(left_s, wait_s)),
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        interrupts.check()
-        if not self._next.done():
-            return None
+        while True:
+            left_s = max(0.0, interrupts.deadline - interrupts.monotonic())
+            await asyncio.wait(
+                awaited,
+                timeout=left_s if wait_s is None else max(0.0, min(left_s, wait_s)),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            interrupts.check()
+            if self._next.done():
+                break
+            if wait_s is not None:
+                return None
         finished, self._next = self._next, None
         return finished.result()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from appliance.engine.base import Engine
 from appliance.engine.types import Delta, Finished, GenerationJob, PromptReady, SamplingParams
-from appliance.errors import ApplianceError, BadRequest, NotFound, Overloaded, Unavailable
+from appliance.errors import ApplianceError, BadRequest, InternalError, NotFound, Overloaded, Unavailable
 from appliance.exchange import Call, Dialect, Exchange, Heading, Usage
 from appliance.interrupts import ClientGone, EventReader, Interrupts
 from appliance.metrics import Metrics
@@ -57,7 +57,14 @@ class ServiceLimits:
 class Answer:
     """One request on its way. Collects facts until its receipt is issued, exactly once, whatever happens."""
 
-    def __init__(self, exchange: Exchange, subject: Subject, issuer: Issuer, fallback: Served) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        subject: Subject,
+        issuer: Issuer,
+        fallback: Served,
+        ended: Callable[[Answer], None],
+    ) -> None:
         self.exchange = exchange
         self.subject = subject
         self.heading = Heading(identifier=subject.cti.hex(), created=subject.iat, model="")
@@ -67,6 +74,7 @@ class Answer:
         self.writer: StreamWriter | None = None
         self._issuer = issuer
         self._fallback = fallback
+        self._ended = ended
         self.receipt: bytes | None = None
         self.status = ""
         issuer.store.expect(subject.cti, exchange.scope.store_key)
@@ -77,9 +85,12 @@ class Answer:
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
         """Whatever escaped, the request still gets its receipt: cancelled by the server's end, or an error of ours."""
         if self.receipt is None:
-            cancelled = kind is not None and issubclass(kind, asyncio.CancelledError | ClientGone)
-            status = names.STATUS_CANCELLED if cancelled else names.STATUS_ERROR
-            self.issue(self.outcome(status, 500, b""))
+            if kind is not None and issubclass(kind, asyncio.CancelledError | ClientGone):
+                self.issue(self.outcome(names.STATUS_CANCELLED, 500, b""))
+            else:
+                fault = InternalError()
+                self.issue(self.outcome(names.STATUS_ERROR, fault.status, fault.body()))
+        self._ended(self)
 
     def outcome(self, status: str, http_status: int, body: bytes) -> Outcome:
         """How it ended: a whole answer `body`, or the stream if one has begun (its head said 200 long ago)."""
@@ -182,18 +193,24 @@ class Service:
             channel=exchange.channel,
         )
         fallback = next(iter(self.models.values())).served
-        with self._place(), Answer(exchange, subject, self.issuer, fallback) as answer:
+        with self._place(), Answer(exchange, subject, self.issuer, fallback, self._count) as answer:
             try:
                 await self._answer(answer, dialect)
             except ApplianceError as error:
                 await self._fail(answer, error)
             except ClientGone:
                 answer.issue(answer.outcome(names.STATUS_CANCELLED, 499, b""))
-            self._count(answer)
 
     async def _answer(self, answer: Answer, dialect: Dialect) -> None:
         exchange, around = answer.exchange, self._surroundings
-        call = dialect.parse(await exchange.read_body())
+        interrupts = Interrupts(
+            gone=exchange.gone,
+            stopping=self._stop_signal(),
+            deadline=around.monotonic() + self._limits.max_request_s,
+            monotonic=around.monotonic,
+        )
+        # The body counts too: a client that sends it drop by drop holds a place.
+        call = dialect.parse(await interrupts.bound(exchange.read_body()))
         model = self.models.get(call.model)
         if model is None:
             raise NotFound("model_not_found", "No model of this name is served here.", param="model")
@@ -203,12 +220,6 @@ class Service:
             created=answer.subject.iat,
             model=model.name,
             include_usage=call.include_usage,
-        )
-        interrupts = Interrupts(
-            gone=exchange.gone,
-            stopping=self._stop_signal(),
-            deadline=around.monotonic() + self._limits.max_request_s,
-            monotonic=around.monotonic,
         )
         job = self._job(answer.subject, call)
         reader = EventReader(model.engine.generate(job), interrupts)
@@ -290,7 +301,8 @@ class Service:
         while output.finish is None:
             match await reader.next(writer.transcript.checkpoint_wait_s):
                 case None:
-                    await writer.checkpoint()
+                    if writer.transcript.checkpoint_due:
+                        await writer.checkpoint()
                 case Delta(text=text, token_ids=token_ids):
                     output.add(text, token_ids)
                     if text:

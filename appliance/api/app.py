@@ -14,7 +14,15 @@ from appliance.api.dialects import ChatDialect, CompletionDialect
 from appliance.api.http_exchange import HttpExchange
 from appliance.attestation.connection import ChannelState
 from appliance.attestation.responder import Responder
-from appliance.errors import ApplianceError, BadRequest, MethodNotAllowed, NotFound, TooLarge, Unauthorized
+from appliance.errors import (
+    ApplianceError,
+    BadRequest,
+    InternalError,
+    MethodNotAllowed,
+    NotFound,
+    TooLarge,
+    Unauthorized,
+)
 from appliance.exchange import Dialect
 from appliance.keys import KeyRing
 from appliance.receipts.issuer import ChainScope
@@ -116,6 +124,11 @@ def _add_errors(app: FastAPI, service: Service) -> None:
             )
         return await appliance_error(request, NotFound("route_not_found", "There is no such route here."))
 
+    @app.exception_handler(Exception)
+    async def fault(request: Request, _error: Exception) -> Response:
+        """A fault of ours, in the bytes that the receipt of an inference request commits to."""
+        return await appliance_error(request, InternalError())
+
 
 def _add_inference(app: FastAPI, service: Service, gate: Gate, max_body_bytes: int) -> None:
     def route(dialect: Dialect) -> Callable[[Request], Response]:
@@ -180,8 +193,12 @@ def _add_operations(app: FastAPI, service: Service, gate: Gate) -> None:
         cti = _hex(identifier.rpartition("-")[2], names.CTI_BYTES)
         if cti is None:
             raise NotFound("receipt_not_found", "A receipt id has 32 hex digits.")
+        query = request.url.query
+        if query not in ("", "redact=1"):
+            # A misspelt "redact" must not hand out the salt.
+            raise BadRequest("query_not_supported", "This route takes ?redact=1 or no query.", param="redact")
         found = service.issuer.store.get(cti, chain_scope.store_key)
-        if request.query_params.get("redact") == "1":
+        if query:
             found = cose.redacted(found, limit_bytes=names.LIMIT_RECEIPT_BYTES)
         return Response(found, media_type=names.MEDIA_COSE, headers=_NO_STORE)
 

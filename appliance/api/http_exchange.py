@@ -64,19 +64,17 @@ class HttpExchange:
         """The whole body, its head checked first. Raises BadRequest, TooLarge, UnsupportedMediaType, ClientGone."""
         self._check_head()
         chunks = bytearray()
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                self.received = bytes(chunks)
-                raise ClientGone
-            chunks += message.get("body", b"")
-            if len(chunks) > self._max_body_bytes:
-                self.received = bytes(chunks)
-                raise self._too_large()
-            if not message.get("more_body", False):
-                break
-        self.received = bytes(chunks)
-        self.complete = True
+        try:
+            while not self.complete:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                chunks += message.get("body", b"")
+                if len(chunks) > self._max_body_bytes:
+                    raise self._too_large()
+                self.complete = not message.get("more_body", False)
+        finally:
+            self.received = bytes(chunks)  # also when the wait is cut short: the receipt says how much had come
         self._watcher = asyncio.create_task(self._watch())
         return self.received
 
