@@ -12,6 +12,7 @@ from appliance.errors import BadRequest
 MAX_STOP_SEQUENCES = 4
 MAX_SEED = 2**32 - 2  # llama.cpp takes 2**32 - 1 for "draw one"
 _MAX_SHOWN_NAME = 64
+_FREE_KEYS = frozenset({"metadata", "logit_bias"})  # their keys are the caller's content, not names of fields
 
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Neutral = Literal[0] | None
@@ -82,7 +83,8 @@ R = TypeVar("R", bound=BaseModel)
 def parse(kind: type[R], body: bytes) -> R:
     """Read a request body. Raises BadRequest naming the field, never quoting its value."""
     try:
-        document = json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+        # Decoded here: json.loads would guess UTF-16 and UTF-32 as well.
+        document = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
     except BadRequest:
         raise
     except (ValueError, RecursionError):
@@ -125,6 +127,8 @@ def _path(location: tuple[int | str, ...]) -> str:
     """A dotted path with indices. Steps that name a union's branch, and names of any length, are cut to what helps."""
     path = ""
     for step in location:
+        if path in _FREE_KEYS:
+            break
         if isinstance(step, int):
             path += f"[{step}]"
         elif step.isprintable() and "[" not in step and len(step) <= _MAX_SHOWN_NAME and not _is_branch(step):
