@@ -8,6 +8,7 @@ it could not be read.
 from __future__ import annotations
 
 import ipaddress
+import re
 import tomllib
 import types
 import typing
@@ -20,6 +21,8 @@ from appliance.errors import BootError
 from client_sdk.wire import digests
 
 _ENV_PREFIX = "APPLIANCE_"
+_PORT = re.compile(r"[0-9]{1,5}")
+_NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?")
 
 
 def _setting(default: Any, *, low: float | None = None, high: float | None = None, digest: bool = True) -> Any:
@@ -137,7 +140,7 @@ class Config:
             if section.name != "models"
         }
         tree["models"] = [_section_map(model, pinned_only=True) for model in self.models]
-        tree["listeners"] = ["tls"] * bool(self.server.listen)
+        tree["listeners"] = ["tls"] + ["plain-metrics"] * bool(self.metrics.listen)
         tree["api-keys"] = bool(self.keys.file)
         return {name: value for name, value in tree.items() if value not in ({}, [])}
 
@@ -202,7 +205,7 @@ def parse_listen(text: str) -> tuple[str, int]:
     """HOST:PORT -> (host, port). Raises BootError naming what is wrong."""
     host, separator, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    if not separator or not host or not _PORT.fullmatch(port) or int(port) > 65535:
         raise BootError(f"listen {text!r}: expected HOST:PORT with a port of 0..65535")
     return host, int(port)
 
@@ -264,15 +267,26 @@ def _from_text(section_name: str, key: str, text: str, variable: str) -> object:
     """Read an environment variable as the type of its setting, strictly: "ten" for a number is an error."""
     section = next(entry for entry in fields(Config) if entry.name == section_name)
     kind = get_type_hints(typing.cast(type, section.default_factory))[key]
-    readers: dict[object, Callable[[str], object]] = {str: str, int: int, float: float}
+    readers: dict[object, Callable[[str], object]] = {
+        str: str,
+        int: lambda text: _number(int, text),
+        float: lambda text: _number(float, text),
+    }
     try:
         if get_origin(kind) is tuple:
             return [part.strip() for part in text.split(",") if part.strip()]
         if kind in readers:
             return readers[kind](text)
-        return "auto" if text == "auto" else int(text)
+        return "auto" if text == "auto" else _number(int, text)
     except ValueError:
         raise BootError(f"environment variable {variable} must be of type {_type_name(kind)}") from None
+
+
+def _number(kind: Callable[[str], object], text: str) -> object:
+    """`kind(text)` without what Python tolerates beyond plain numbers: blanks, underscores, other digits, "inf"."""
+    if _NUMBER.fullmatch(text) is None:
+        raise ValueError
+    return kind(text)
 
 
 def _models(entries: object, wanted: tuple[str, ...]) -> tuple[ModelConfig, ...]:
@@ -306,9 +320,11 @@ def _checked(value: object, kind: Any, metadata: Mapping[str, Any], where: str) 
     if kind is float and type(value) is int:
         value = float(value)
     if get_origin(kind) is tuple:
-        if not isinstance(value, list) or not all(type(item) is str and item for item in value):
+        if not isinstance(value, list) or not all(type(item) is str and item and _is_unicode(item) for item in value):
             raise BootError(f"{where} must be a list of texts")
         return tuple(value)
+    if type(value) is str and not _is_unicode(value):
+        raise BootError(f"{where} must be UTF-8 text")
     if get_origin(kind) in (typing.Union, types.UnionType):
         alternatives = get_args(kind)
         words = [word for option in alternatives if get_origin(option) is Literal for word in get_args(option)]
@@ -323,6 +339,11 @@ def _checked(value: object, kind: Any, metadata: Mapping[str, Any], where: str) 
     ):
         raise BootError(f"{where} must lie between {low} and {high}")
     return value
+
+
+def _is_unicode(text: str) -> bool:
+    """False for bytes of the environment that were no UTF-8: Python carries them as lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _type_name(kind: Any) -> str:
