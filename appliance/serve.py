@@ -28,24 +28,31 @@ def bind_sockets(entries: tuple[str, ...]) -> list[socket.socket]:
             opened.append(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((host, port))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a host name that IDNA refuses
         for sock in opened:
             sock.close()
-        raise BootError(f"cannot listen on {entry}: {error.strerror or error}") from error
+        reason = (isinstance(error, OSError) and error.strerror) or "this is no address of this machine"
+        raise BootError(f"cannot listen on {entry}: {reason}") from error
     return opened
 
 
 async def run(appliance: Appliance, config: Config, sockets: list[socket.socket], on_ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT. Answers in flight then end with a receipt; a second signal cuts the grace."""
     handles: list[ServerHandle] = []
-    expected = 1 + bool(config.metrics.listen)
+    metrics_sockets = bind_sockets((config.metrics.listen,)) if config.metrics.listen else []
+    expected = 1 + bool(metrics_sockets)
+    stopping = False
 
     def started(handle: ServerHandle) -> None:
         handles.append(handle)
-        if len(handles) == expected:
+        if stopping:
+            handle.stop()  # the signal came while the listeners were starting
+        elif len(handles) == expected:
             on_ready()
 
     def stop() -> None:
+        nonlocal stopping
+        stopping = True
         appliance.service.begin_shutdown()
         for handle in handles:
             if handle.should_exit:
@@ -55,8 +62,7 @@ async def run(appliance: Appliance, config: Config, sockets: list[socket.socket]
     async with _signals(stop):
         grace_s = config.server.grace_s
         serving = [serve(appliance.app, sockets, appliance.protocol_class, grace_s=grace_s, on_started=started)]
-        if config.metrics.listen:
-            metrics_sockets = bind_sockets((config.metrics.listen,))
+        if metrics_sockets:
             serving.append(
                 serve(
                     appliance.metrics_app,
