@@ -22,7 +22,7 @@ from appliance.attestation.responder import Responder, Statement
 from appliance.attestation.tls_server import ChannelProtocol, make_protocol_class
 from appliance.config import Config
 from appliance.engine.supervisor import SupervisedEngine
-from appliance.errors import BootError
+from appliance.errors import AttestationUnavailable, BootError
 from appliance.identity import InstanceKeys, make_keys
 from appliance.keys import KeyRing
 from appliance.metrics import Metrics
@@ -95,8 +95,13 @@ async def boot(config: Config, host: Host, attester: Attester, progress: Fractio
 
 
 def choose_attester(config: Config, surroundings: Surroundings) -> Attester:
-    """The configured attester, proven to work by one quote over zeros. Raises BootError before anything is loaded."""
-    return choose(config.attestation.attester, random_bytes=surroundings.random_bytes)
+    """The configured attester, proven to work by one quote. Raises BootError before anything is loaded."""
+    attester = choose(config.attestation.attester, random_bytes=surroundings.random_bytes)
+    try:
+        _quote(attester, surroundings)
+    except AttestationUnavailable as error:
+        raise BootError(f"the attester {attester.family!r} makes no evidence: {error.message}") from error
+    return attester
 
 
 def _compose(
@@ -189,12 +194,17 @@ def _responder(
 
 
 def _measured_rate(attester: Attester, around: Surroundings) -> float:
-    """Quotes a second that leave the device half idle; measured on one quote, which also proves that it works."""
-    nonce = around.random_bytes(32)
+    """Quotes a second that leave the device half idle, measured on one quote."""
     started = time.perf_counter()
-    attester.collect(Binding(report_data=digests.report_data(nonce), claims=nonce, nonce=nonce, spki=None))
+    _quote(attester, around)
     took_s = time.perf_counter() - started
     return min(200.0, 0.5 / max(took_s, 1e-6))
+
+
+def _quote(attester: Attester, around: Surroundings) -> None:
+    """Evidence over a random nonce, thrown away."""
+    nonce = around.random_bytes(32)
+    attester.collect(Binding(report_data=digests.report_data(nonce), claims=nonce, nonce=nonce, spki=None))
 
 
 def _connection_limits(config: Config) -> ConnectionLimits:
