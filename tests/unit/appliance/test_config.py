@@ -1,0 +1,251 @@
+"""The configuration: closed, strict, layered, and pinned by a digest that covers exactly what it should."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.config import Config, ModelConfig, is_loopback, load, load_file, parse_listen
+from appliance.errors import BootError
+
+SECTIONS: dict[str, Any] = {e.name: e.default_factory for e in fields(Config) if e.name != "models"}
+SETTINGS = [(section, entry.name) for section, kind in SECTIONS.items() for entry in fields(kind)]
+UNPINNED = {
+    ("server", "listen"),
+    ("store", "models_dir"),
+    ("keys", "file"),
+    ("metrics", "listen"),
+}
+
+
+def hints(section: str) -> dict[str, Any]:
+    return get_type_hints(SECTIONS[section])
+
+
+def variable(section: str, key: str) -> str:
+    return f"APPLIANCE_{section}_{key}".upper()
+
+
+def kind_of(section: str, key: str) -> str:
+    kind = hints(section)[key]
+    return {str: "text", int: "integer", float: "number"}.get(kind, "list" if "tuple" in str(kind) else "auto")
+
+
+JUNK_IN_FILE = {
+    "text": ["1", "true", "1.5", '["a"]', "{}", "1979-05-27"],
+    "integer": ['"ten"', "true", "1.0", "nan", "[1]", "-99999999", "99999999999999999999"],
+    "number": ['"ten"', "true", "nan", "inf", "-inf", "[1.0]", "-1e9", "1e300"],
+    "list": ['"one"', "[1]", "[true]", '[""]', "{}"],
+    "auto": ['"Auto"', '"ten"', "true", "1.5", "0", "-1"],
+}
+JUNK_IN_ENVIRONMENT = {
+    "text": ["\udcff"],
+    "integer": ["", "ten", "1.5", " 12", "1_0", "0x10", "true", "١٢", "nan", "-99999999", "9" * 5000],
+    "number": ["", "ten", " 1.5", "1_0", "nan", "inf", "-inf", "infinity", "true", "1e300"],
+    "list": ["\udcff"],
+    "auto": ["", "ten", "Auto", "0", "1.5", " 4"],
+}
+
+
+@pytest.mark.parametrize(("section", "key"), SETTINGS)
+def test_b180_junk_in_the_file_is_refused_by_name(section: str, key: str) -> None:
+    for junk in JUNK_IN_FILE[kind_of(section, key)]:
+        with pytest.raises(BootError, match=re.escape(f"{section}.{key}")):
+            load(f"[{section}]\n{key} = {junk}\n", environ={})
+
+
+@pytest.mark.parametrize(("section", "key"), SETTINGS)
+def test_b180_junk_in_the_environment_is_refused_by_name(section: str, key: str) -> None:
+    for junk in JUNK_IN_ENVIRONMENT[kind_of(section, key)]:
+        with pytest.raises(BootError) as caught:
+            load(None, environ={variable(section, key): junk})
+        assert variable(section, key) in str(caught.value) or f"environment: {section}.{key}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["APPLIANCE_", "APPLIANCE_RA_TLS", "APPLIANCE_MODELS_NAME", "APPLIANCE_server_issuer"])
+def test_unknown_variables_are_refused(name: str) -> None:
+    with pytest.raises(BootError, match=name):
+        load(None, environ={name: "x"})
+
+
+def test_other_variables_are_not_read() -> None:
+    assert load(None, environ={"PATH": "\udcff", "MY_APPLIANCE_X": "1"}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[sever]\n", "unknown section 'sever'"),
+        ("[server]\nisuer = 'x'\n", "unknown setting server.isuer"),
+        ("server = 1\n", "server must be a table"),
+        ("[[server]]\n", "server must be a table"),
+        ("models = 'x'\n", "models must be a list of tables"),
+        ("models = ['x']\n", "models must be a list of tables"),
+        ("[models]\nname = 'x'\n", "models must be a list of tables"),
+        ("[[models]]\ncontext_length = 8\n", "models[0].name is missing"),
+        ("[[models]]\nname = 'a'\n[[models]]\nname = 'a'\n", "a name appears twice"),
+        ("[[models]]\nname = 'a'\ncontext = 1\n", "unknown setting models[0].context"),
+        ("[[models]]\nname = 'a'\ncontext_length = true\n", "models[0].context_length"),
+        ("[server]\nlisten = []\n", "server.listen is empty"),
+        ("[server\n", "not valid TOML"),
+        ("[server]\nissuer = 'a'\nissuer = 'b'\n", "not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused(text: str, words: str) -> None:
+    with pytest.raises(BootError, match=re.escape(words)):
+        load(text, environ={})
+
+
+def test_a_file_that_cannot_be_read_names_its_path(tmp_path: Path) -> None:
+    (tmp_path / "latin1.toml").write_bytes(b"[server]\nissuer = '\xe9'\n")
+    for name in ("absent.toml", "latin1.toml", "."):
+        with pytest.raises(BootError, match=re.escape(str(tmp_path / name))):
+            load_file(tmp_path / name, environ={})
+
+
+def test_precedence_is_default_file_environment_command_line() -> None:
+    text = "[server]\nissuer = 'file'\nmax_body_bytes = 2048\n[engine]\nthreads = 3\n"
+    environ = {"APPLIANCE_SERVER_ISSUER": "environment", "APPLIANCE_ENGINE_THREADS": "auto"}
+    overrides = {"server": {"listen": ["127.0.0.1:1"]}, "attestation": {"attester": "insecure"}}
+    assert load(None, environ={}).server.issuer == "attested-inference"
+    assert load(text, environ={}).server.issuer == "file"
+    config = load(text, environ=environ, overrides=overrides)
+    assert (config.server.issuer, config.server.max_body_bytes) == ("environment", 2048)
+    assert (config.server.listen, config.attestation.attester) == (("127.0.0.1:1",), "insecure")
+    assert config.engine.threads == "auto"
+    environ["APPLIANCE_SERVER_LISTEN"] = "127.0.0.1:5, [::1]:6"
+    assert load(text, environ=environ).server.listen == ("127.0.0.1:5", "[::1]:6")
+    assert load(text, environ=environ, overrides=overrides).server.listen == ("127.0.0.1:1",)
+
+
+def test_a_bad_layer_is_refused_even_where_a_later_one_would_win() -> None:
+    with pytest.raises(BootError, match=r"configuration file: server\.issuer"):
+        load("[server]\nissuer = 1\n", environ={"APPLIANCE_SERVER_ISSUER": "fine"})
+
+
+def test_models_of_the_command_line_keep_the_settings_of_the_file() -> None:
+    text = "[[models]]\nname = 'a'\ncontext_length = 99\n[[models]]\nname = 'b'\n"
+    config = load(text, environ={}, models=("c", "a"))
+    assert config.models == (ModelConfig(name="c"), ModelConfig(name="a", context_length=99))
+
+
+# Values of every setting
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+
+
+def value_of(section: str, key: str) -> st.SearchStrategy[Any]:
+    if (section, key) in {("server", "listen"), ("metrics", "listen")}:
+        address = st.builds("127.0.0.1:{}".format, st.integers(0, 65535))
+        return st.lists(address, min_size=1, max_size=3).map(tuple) if section == "server" else address
+    metadata = next(entry.metadata for entry in fields(SECTIONS[section]) if entry.name == key)
+    low, high = metadata["low"], metadata["high"]
+    numbers = {
+        "text": TEXT,
+        "integer": st.integers(low, high) if low is not None else TEXT,
+        "number": st.floats(low, high) if low is not None else TEXT,
+        "list": st.lists(TEXT.filter(bool), max_size=3).map(tuple),
+        "auto": st.one_of(st.just("auto"), st.integers(1, 1024)),
+    }
+    return numbers[kind_of(section, key)]
+
+
+def sections() -> st.SearchStrategy[Config]:
+    built = {
+        section: st.builds(kind, **{entry.name: value_of(section, entry.name) for entry in fields(kind)})
+        for section, kind in SECTIONS.items()
+    }
+    model = st.builds(
+        ModelConfig, name=TEXT.filter(bool), context_length=st.integers(0, 1 << 24), chat_template_file=TEXT
+    )
+    models = st.lists(model, max_size=3, unique_by=lambda m: m.name).map(tuple)
+    return st.builds(Config, models=models, **built)
+
+
+@given(sections())
+def test_what_is_printed_is_read_back_to_the_same_tree(config: Config) -> None:
+    again = load(config.to_toml(), environ={})
+    assert again == config
+    assert again.digest() == config.digest()
+
+
+@given(st.data())
+def test_every_pinned_setting_changes_the_digest_and_no_other_does(data: st.DataObject) -> None:
+    config = data.draw(sections())
+    section, key = data.draw(st.sampled_from(SETTINGS))
+    old = getattr(getattr(config, section), key)
+    new = data.draw(value_of(section, key).filter(lambda value: value != old))
+    changed = replace(config, **{section: replace(getattr(config, section), **{key: new})})
+    if (section, key) not in UNPINNED:
+        assert changed.digest() != config.digest()
+    elif bool(old) == bool(new):  # whether there are keys, or a metrics listener, is pinned; where they are is not
+        assert changed.digest() == config.digest()
+
+
+def test_the_kind_of_each_listener_and_the_need_for_keys_are_pinned() -> None:
+    plain = Config()
+    texts = ["[metrics]\nlisten = '127.0.0.1:9'\n", "[keys]\nfile = '/k'\n", "[[models]]\nname = 'm'\n"]
+    digests = {load(text, environ={}).digest() for text in texts} | {plain.digest()}
+    assert len(digests) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "pinned"),
+    [({"name": "other"}, True), ({"context_length": 7}, True), ({"chat_template_file": "/t"}, False)],
+)
+def test_what_is_pinned_of_a_model(change: dict[str, Any], pinned: bool) -> None:
+    model = ModelConfig(name="m")
+    before = Config(models=(model,)).digest()
+    assert (Config(models=(replace(model, **change),)).digest() != before) is pinned
+
+
+def test_auto_stays_auto() -> None:
+    assert Config().pinned()["engine"] == {"threads": "auto", "batch_tokens": 512, "max_active": 16, "stall_s": 60.0}
+
+
+def test_integers_for_numbers_are_one_value_with_the_number() -> None:
+    assert (
+        load("[server]\ngrace_s = 3\n", environ={}).digest() == load("[server]\ngrace_s = 3.0\n", environ={}).digest()
+    )
+
+
+# Addresses
+
+
+@pytest.mark.parametrize("entry", ["0.0.0.0:8443", "[::]:8443", "192.0.2.1:1", "example.com:1", "[fe80::1]:1"])
+def test_b183_an_open_listener_needs_keys(entry: str) -> None:
+    with pytest.raises(BootError, match="no API keys are configured"):
+        load(f"[server]\nlisten = ['127.0.0.1:1', '{entry}']\n", environ={})
+    assert load(f"[server]\nlisten = ['{entry}']\n[keys]\nfile = '/k'\n", environ={}).server.listen == (entry,)
+
+
+def test_b183_the_default_is_loopback() -> None:
+    assert all(is_loopback(parse_listen(entry)[0]) for entry in Config().server.listen)
+
+
+def test_addresses_are_read_strictly() -> None:
+    assert parse_listen("[::1]:8443") == ("::1", 8443)
+    assert parse_listen("127.0.0.1:0") == ("127.0.0.1", 0)
+    for bad in ["", ":1", "host", "host:", "h:65536", "h:-1", "h: 1", "h:1 ", "h:٣", "h:" + "9" * 5000, "h:+1", "[]:1"]:
+        with pytest.raises(BootError, match="expected HOST:PORT"):
+            parse_listen(bad)
+
+
+def test_only_loopback_counts_as_loopback() -> None:
+    for host, expected in [("localhost", True), ("127.9.9.9", True), ("::1", True), ("0.0.0.0", False), ("::", False)]:
+        assert is_loopback(host) is expected
+    assert not is_loopback("localhost.example.com")
+
+
+def test_sections_and_kinds_are_complete() -> None:
+    assert {kind_of(*setting) for setting in SETTINGS} == {"text", "integer", "number", "list", "auto"}
+    for section, key in SETTINGS:
+        metadata = next(entry.metadata for entry in fields(SECTIONS[section]) if entry.name == key)
+        if kind_of(section, key) in {"integer", "number", "auto"}:
+            assert None not in (metadata["low"], metadata["high"]), f"{section}.{key} has no bounds"
