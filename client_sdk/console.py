@@ -70,7 +70,11 @@ def outcome_of(error: SdkError) -> Outcome:
         malformed = isinstance(error, MalformedError)
         exit_code = EXIT_MALFORMED if malformed else EXIT_REJECT
         return Outcome(
-            result="reject", code=str(error.code), exit_code=exit_code, message=str(error), checks=error.checks
+            result="reject",
+            code=str(error.code),
+            exit_code=exit_code,
+            message=str(error).removeprefix(f"{error.code}: "),
+            checks=error.checks,
         )
     if isinstance(error, ApplianceError):
         word = "with a verified receipt" if error.verified else "without a receipt, so by whoever holds the connection"

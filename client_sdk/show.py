@@ -34,7 +34,6 @@ _RECEIPT_KEY = "signature by the receipt key"
 _CHANNEL_KEY = "signature by the channel key"
 _EVIDENCE = "the evidence, through its hash of the claims"
 _NOTHING = "nothing"
-_CALLER = "you: it is your file"
 
 
 def describe(path: Path) -> Described:
@@ -66,7 +65,7 @@ def policy_facts(policy: Policy) -> Facts:
         ("max_continued_s", policy.max_continued_s),
         ("max_clock_skew_s", policy.max_clock_skew_s),
     ]
-    return tuple(_fact(name, value, _CALLER) for name, value in rows)
+    return tuple(ShownFact(name=name, value=_text(value), trust="caller") for name, value in rows)
 
 
 def _toml(data: bytes) -> Described:
