@@ -443,6 +443,7 @@ def _delta(route: str, piece: str, finish: str | None) -> dict[str, Any]:
 
 
 def _decoding(request: Mapping[str, Any], salt: bytes) -> dict[str, object]:
+    request = {key: value for key, value in request.items() if value is not None}
     stop = request.get("stop") or None
     stops = [stop] if isinstance(stop, str) else stop
     limit = request.get("max_completion_tokens", request.get("max_tokens"))
