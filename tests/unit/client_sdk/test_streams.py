@@ -320,6 +320,16 @@ def test_a_dropped_checkpoint_shows_in_the_receipt(client: Attested) -> None:
     assert caught.value.code == Rejection.STREAM_CHECKPOINT_MISMATCH
 
 
+def test_a_signed_checkpoint_of_the_wrong_form(client: Attested) -> None:
+    signed = client.appliance.receipt_key.sign1(b"\xa0", typ=names.TYP_CHECKPOINT, salt=seeded("salt"))
+    stream = client.stream()
+    client.read(stream)
+    raw = comment(names.COMMENT_CHECKPOINT, signed)
+    with pytest.raises(MalformedError) as caught:
+        client.read(stream, insert_before("receipt", raw)(stream.blocks))
+    assert caught.value.code == Rejection.MALFORMED_CHECKPOINT
+
+
 def test_spliced_from_another_answer_of_the_same_connection(client: Attested) -> None:
     one, two = client.stream(), client.stream()
     with pytest.raises(VerificationError) as caught:
