@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from client_sdk.policy import Policy as Policy
     from client_sdk.policy import UnsafeAcceptInsecure as UnsafeAcceptInsecure
     from client_sdk.receipts import VerifiedReceipt as VerifiedReceipt
+    from client_sdk.saved import SaveError as SaveError
+    from client_sdk.saved import VerifiedSavedAnswer as VerifiedSavedAnswer
     from client_sdk.saved import verify_saved as verify_saved
     from client_sdk.verifier import AttestationResult as AttestationResult
 
@@ -51,7 +53,7 @@ _HOMES = {
     ),
     "policy": ("Policy", "UnsafeAcceptInsecure"),
     "receipts": ("VerifiedReceipt",),
-    "saved": ("verify_saved",),
+    "saved": ("SaveError", "VerifiedSavedAnswer", "verify_saved"),
     "verifier": ("AttestationResult",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from client_sdk import console
-from client_sdk.console import EXIT_ACCEPT, EXIT_BUG, EXIT_USAGE, Outcome, ShownFact, outcome_of, print_outcome
+from client_sdk.console import (
+    EXIT_ACCEPT,
+    EXIT_BUG,
+    EXIT_UNDECIDED,
+    EXIT_USAGE,
+    Outcome,
+    ShownFact,
+    outcome_of,
+    print_outcome,
+)
 from client_sdk.errors import ApplianceError, SdkError
 
 if TYPE_CHECKING:
@@ -31,6 +40,8 @@ Exit status:
   2   usage, or an unusable policy file
   1   a bug in this program
 """
+
+EXIT_INTERRUPTED = 130
 
 _PATH = click.Path(path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -53,7 +64,12 @@ def run(arguments: list[str]) -> int:
         error.show()
         return EXIT_USAGE
     except click.Abort:
-        return 130
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # nobody reads on; the flush at exit must not fail
+        return EXIT_UNDECIDED
     return status if isinstance(status, int) else EXIT_ACCEPT
 
 

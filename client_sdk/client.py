@@ -126,7 +126,7 @@ class Appliance(_Common):
     `policy` is a Policy or the path of its file. `save` is a directory that gets every verified answer, each in a
     folder named after its receipt id, or a callable that gets every VerifiedAnswer. `timeout_s` bounds each wait for
     bytes. Every method raises VerificationError for a NO, UndecidedError for "no verdict", TransportError for network
-    trouble, ApplianceError for errors that the appliance answered with.
+    trouble, ApplianceError for errors that the appliance answered with, SaveError for an answer it could not save.
     """
 
     def __init__(

@@ -80,6 +80,9 @@ def outcome_of(error: SdkError) -> Outcome:
         word = "with a verified receipt" if error.verified else "without a receipt, so by whoever holds the connection"
         message = f"the appliance refused {word}: HTTP {error.status} {error.message}"
         return Outcome(result="undecided", code=error.code, exit_code=EXIT_UNDECIDED, message=message)
+    if isinstance(error, UndecidedError) and error.retry_after_s is not None:
+        message = f"{error.message}; try again in {error.retry_after_s:.0f} s"
+        return Outcome(result="undecided", code=error.code, exit_code=EXIT_UNDECIDED, message=message)
     if isinstance(error, UndecidedError | TransportError):
         return Outcome(result="undecided", code=error.code, exit_code=EXIT_UNDECIDED, message=error.message)
     if isinstance(error, PolicyFileError):

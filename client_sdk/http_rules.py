@@ -98,7 +98,7 @@ def prepare(request: httpx.Request, body: bytes, *, nonce: bytes) -> Outgoing:
     judged = not is_operational(request.method, route)
     dropped = _HOP_HEADERS | {HEADER_INFERENCE_NONCE.encode()}
     headers = [(name, value) for name, value in request.headers.raw if name.lower() not in dropped]
-    headers.insert(0, (b"host", request.headers.get("host", request.url.netloc.decode()).encode()))
+    headers.insert(0, (b"host", request.url.netloc))
     headers.append((b"accept-encoding", b"identity"))
     if body or request.method not in ("GET", "HEAD"):
         headers.append((b"content-length", str(len(body)).encode()))

@@ -114,7 +114,9 @@ class Judge:
         """Whether the connection with this attestation is too old to be used for another request."""
         if not isinstance(record, AttestationRecord):
             return True
-        return self.surroundings.monotonic() - record.verified_mono > self.policy.max_channel_age_s
+        # Both clocks: the monotonic one stands still while a machine sleeps, the other one can be set.
+        age_s = max(self.surroundings.monotonic() - record.verified_mono, self.surroundings.now() - record.verified_at)
+        return age_s > self.policy.max_channel_age_s
 
     def received(
         self, outgoing: Outgoing, status: int, headers: RawHeaders, record: object, *, sent_at: float

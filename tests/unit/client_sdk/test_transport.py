@@ -585,3 +585,18 @@ async def test_async_cut_streams_are_rejected(wired: WiredAppliance) -> None:
         with pytest.raises(VerificationError) as caught:
             await aread_stream(client)
     assert caught.value.code == Rejection.STREAM_TRUNCATED
+
+
+def test_a_connection_that_outlived_its_policy_unseen_is_refused(wired: WiredAppliance) -> None:
+    policy = policy_for(wired)
+    judge = judge_for(wired, policy)
+    with httpx.Client(transport=VerifyingTransport(judge), base_url=wired.url, trust_env=False) as client:
+        record = client.get("/healthz").extensions["record"]
+        outgoing = judge.prepare(client.build_request("POST", CHAT), b"")
+    limit_s = policy.max_channel_age_s + policy.max_clock_skew_s
+    with pytest.raises(VerificationError) as caught:
+        judge.received(outgoing, 200, [], record, sent_at=record.verified_at + limit_s + 1)
+    assert caught.value.code == Rejection.ATTESTATION_TOO_OLD
+    with pytest.raises(VerificationError) as caught:
+        judge.received(outgoing, 200, [], None, sent_at=0)
+    assert caught.value.code == Rejection.BINDER_MISSING
