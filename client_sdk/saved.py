@@ -22,7 +22,7 @@ from client_sdk.policy import Policy
 from client_sdk.receipts import Exchange, VerifiedReceipt, verify_receipt
 from client_sdk.session import AttestationRecord
 from client_sdk.streams import StreamVerifier
-from client_sdk.verifier import AttestationResult, ChannelFacts, appraise, appraise_continued
+from client_sdk.verifier import AttestationResult, ChannelFacts, Prior, appraise, appraise_continued
 from client_sdk.wire.names import (
     CTI_BYTES,
     EXPORTER_BYTES,
@@ -171,8 +171,7 @@ def _appraise(saved: SavedAnswer, policy: Policy, now: float | None) -> Attestat
         channel=saved.attestation.channel,
         policy=policy,
         now=saved.attestation.verified_at if now is None else now,
-        prior=result,
-        age_s=saved.age_s,
+        continued_from=Prior(result=result, age_s=saved.age_s),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from client_sdk.errors import ApplianceError, AuthenticityError, MalformedError, Rejection, UndecidedError
 from client_sdk.policy import Policy
 from client_sdk.surroundings import Surroundings
-from client_sdk.verifier import AttestationResult, ChannelFacts, appraise, appraise_continued
+from client_sdk.verifier import AttestationResult, ChannelFacts, Prior, appraise, appraise_continued
 from client_sdk.wire.attestation import AttestationBundle, AttestationRequest
 from client_sdk.wire.errors import WireError
 from client_sdk.wire.names import MEDIA_CBOR, NONCE_BYTES
@@ -107,8 +107,7 @@ class AttestationSession:
                 channel=channel,
                 policy=self.policy,
                 now=now,
-                prior=question.prior.result,
-                age_s=age_s,
+                continued_from=Prior(result=question.prior.result, age_s=age_s),
             )
         except BaseException:
             self._forget(question.prior)

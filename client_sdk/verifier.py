@@ -71,6 +71,18 @@ class AttestationResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What a continued attestation rests on.
+
+    `result` is for the claims named in `have`; `age_s` counts on the caller's monotonic clock from the moment their
+    full evidence was verified.
+    """
+
+    result: AttestationResult
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
     """What the caller asked and knows by itself: the side of every comparison that no server can choose."""
 
@@ -179,16 +191,14 @@ def appraise_continued(
     channel: ChannelFacts | None,
     policy: Policy,
     now: float,
-    prior: AttestationResult,
-    age_s: float,
+    continued_from: Prior,
 ) -> AttestationResult:
-    """Appraise a continued bundle: the channel key of evidence verified `age_s` seconds ago answers on this channel.
+    """Appraise a continued bundle: the channel key of evidence verified some seconds ago answers on this channel.
 
-    `prior` is the result for the claims named in `have`, `age_s` counts on the caller's monotonic clock from the moment
-    their full evidence was verified. The key's possession is fresh, the evidence is not: the result says so. Raises
-    VerificationError.
+    The key's possession is fresh, the evidence is not: the result says so. Raises VerificationError.
     """
     log = CheckLog()
+    prior, age_s = continued_from.result, continued_from.age_s
     question = _Question(nonce=nonce, channel=channel, policy=policy, now=now, holder_asserted=prior.holder_asserted)
     # (1) decode
     with log.step("bundle well formed"):

@@ -20,7 +20,7 @@ from client_sdk.errors import (
 )
 from client_sdk.policy import Policy
 from client_sdk.tee.insecure import abi
-from client_sdk.verifier import AttestationResult, ChannelFacts, appraise, appraise_continued
+from client_sdk.verifier import AttestationResult, ChannelFacts, Prior, appraise, appraise_continued
 from client_sdk.wire import cbor, cose, digests, names
 from client_sdk.wire.attestation import AttestationBundle, EvidenceItem
 from tests.simulators.attested import attested, policy_for
@@ -357,8 +357,7 @@ class Continued:
             channel=self.connection.channel,
             policy=self.policy,
             now=NOW + self.age_s,
-            prior=self.prior,
-            age_s=self.age_s,
+            continued_from=Prior(result=self.prior, age_s=self.age_s),
         )
 
 
