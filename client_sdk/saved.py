@@ -35,11 +35,11 @@ from client_sdk.wire.names import (
 
 FORMAT_VERSION = 1
 MANIFEST = "answer.json"
-REQUEST = "request.body"
-RESPONSE = "response.body"
-RECEIPT = "receipt.cose"
-ATTESTATION = "attestation.cbor"
-PRIOR_ATTESTATION = "prior-attestation.cbor"
+REQUEST = "request"
+RESPONSE = "response"
+RECEIPT = "receipt"
+ATTESTATION = "attestation"
+PRIOR_ATTESTATION = "prior-attestation"
 
 _LIMIT_MANIFEST_BYTES = 64 << 10
 _LIMIT_BODY_BYTES = 64 << 20

@@ -169,11 +169,11 @@ def test_save_verify_tamper(cli: Ran, wired: WiredAppliance, policy: Path, tmp_p
     assert said["claims"]["receipt: channel"]["trust"] == "holder-asserted"
     status, said = cli.json(*chat)
     assert (status, said["code"]) == (20, "NOT_SAVED")
-    body = (answer / "response.body").read_bytes()
-    (answer / "response.body").write_bytes(body.replace(b'"Fo"', b'"No"'))
+    body = (answer / "response").read_bytes()
+    (answer / "response").write_bytes(body.replace(b'"Fo"', b'"No"'))
     status, said = cli.json("verify", answer, "--policy", policy)
     assert (status, said["result"]) == (10, "reject")
-    (answer / "response.body").unlink()
+    (answer / "response").unlink()
     status, said = cli.json("verify", answer, "--policy", policy)
     assert (status, said["code"]) == (30, "MALFORMED_SAVED_ANSWER")
 
@@ -198,13 +198,13 @@ def test_show_says_what_would_bind_and_never_that_it_is_verified(
     answer = tmp_path / "answer"
     cli("chat", wired.url, "--policy", policy, "--model", MODEL, "2+2?", "--save", answer)
     header = tmp_path / "header.txt"
-    header.write_bytes(encode_base64url((answer / "receipt.cose").read_bytes()) + b"\n")
+    header.write_bytes(encode_base64url((answer / "receipt").read_bytes()) + b"\n")
     reference = tmp_path / "reference.toml"
     reference.write_text(ReferenceValues(source="me", models={MODEL: b"\x01" * 32}).to_toml())
     for path, kind in (
-        (answer / "receipt.cose", "receipt"),
+        (answer / "receipt", "receipt"),
         (header, "receipt"),
-        (answer / "attestation.cbor", "attestation bundle"),
+        (answer / "attestation", "attestation bundle"),
         (policy, "policy"),
         (reference, "file of reference values"),
         (answer, "saved answer"),
@@ -224,9 +224,9 @@ def test_show_checkpoints_and_proofs(cli: Ran, wired: WiredAppliance, policy: Pa
 
     answer = tmp_path / "answer"
     cli("chat", wired.url, "--policy", policy, "--model", MODEL, "2+2?", "--save", answer)
-    blocks = (answer / "response.body").read_bytes().split(b"\n\n")
+    blocks = (answer / "response").read_bytes().split(b"\n\n")
     text = next(b for b in blocks if b.startswith(names.COMMENT_CHECKPOINT)).removeprefix(names.COMMENT_CHECKPOINT)
-    bundle = AttestationBundle.parse((answer / "attestation.cbor").read_bytes())
+    bundle = AttestationBundle.parse((answer / "attestation").read_bytes())
     assert bundle.claims is not None
     for kind, content in (
         ("checkpoint", decode_base64url(text, limit_bytes=4096)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -535,6 +536,7 @@ def test_nothing_is_resent_once_a_byte_has_left(wired: WiredAppliance) -> None:
 
 def test_nobody_listening_is_a_connect_error(wired: WiredAppliance) -> None:
     with client_for(wired) as client:
+        wired._listener.shutdown(socket.SHUT_RDWR)
         wired._listener.close()
         with pytest.raises(httpx.ConnectError):
             client.post(CHAT, json=chat_request())
