@@ -69,29 +69,34 @@ async def boot(config: Config, host: Host, attester: Attester, progress: Fractio
     async with AsyncExitStack() as stack:
         keys = make_keys(around.random_bytes)
         models = await _load_models(config, host, progress, stack)
-        issuer = Issuer(
-            receipt_public=keys.receipt.public_key().public_bytes_raw(),
-            sign=keys.receipt.sign,
-            instance=InstanceFacts(
-                iss=config.server.issuer, mode=attester.mode, config=config.digest(), device=facts.device_facts()
-            ),
-            random_bytes=around.random_bytes,
-            stored_per_identity=config.receipts.stored_per_identity,
-        )
-        service = Service(
-            models=models,
-            issuer=issuer,
-            surroundings=around,
-            limits=ServiceLimits(
-                max_active=config.engine.max_active,
-                max_request_s=config.server.max_request_s,
-                stream_padding_bytes=config.server.stream_padding_bytes,
-            ),
-            metrics=Metrics(),
-        )
+        service = _service(config, keys, attester, models, around)
         responder = _responder(config, keys, attester, models, around)
         stack.callback(responder.close)
-        return _compose(config, host, keys, service, responder, attester.mode, stack.pop_all())
+        rotator = CertificateRotator(
+            keys.tls,
+            now=around.clock,
+            random_bytes=around.random_bytes,
+            lifetime_s=config.attestation.certificate_lifetime_s,
+        )
+        limits = _connection_limits(config)
+        protocol_class = make_protocol_class(contexts=rotator, limits=limits, clock=around.monotonic)
+        _register_levels(service, protocol_class)
+        return Appliance(
+            app=build_app(
+                service=service,
+                responder=responder,
+                ring=host.key_ring,
+                clock=around.clock,
+                max_body_bytes=config.server.max_body_bytes,
+            ),
+            metrics_app=build_metrics_app(service),
+            service=service,
+            protocol_class=protocol_class,
+            metrics_protocol_class=make_protocol_class(contexts=None, limits=limits, clock=around.monotonic),
+            rotator=rotator,
+            mode=attester.mode,
+            stack=stack.pop_all(),
+        )
 
 
 def choose_attester(config: Config, surroundings: Surroundings) -> Attester:
@@ -104,40 +109,32 @@ def choose_attester(config: Config, surroundings: Surroundings) -> Attester:
     return attester
 
 
-def _compose(
+def _service(
     config: Config,
-    host: Host,
     keys: InstanceKeys,
-    service: Service,
-    responder: Responder,
-    mode: str,
-    stack: AsyncExitStack,
-) -> Appliance:
-    around = host.surroundings
-    rotator = CertificateRotator(
-        keys.tls,
-        now=around.clock,
-        random_bytes=around.random_bytes,
-        lifetime_s=config.attestation.certificate_lifetime_s,
-    )
-    limits = _connection_limits(config)
-    protocol_class = make_protocol_class(contexts=rotator, limits=limits, clock=around.monotonic)
-    _register_levels(service, protocol_class)
-    return Appliance(
-        app=build_app(
-            service=service,
-            responder=responder,
-            ring=host.key_ring,
-            clock=around.clock,
-            max_body_bytes=config.server.max_body_bytes,
+    attester: Attester,
+    models: Mapping[str, ServedModel],
+    around: Surroundings,
+) -> Service:
+    issuer = Issuer(
+        receipt_public=keys.receipt.public_key().public_bytes_raw(),
+        sign=keys.receipt.sign,
+        instance=InstanceFacts(
+            iss=config.server.issuer, mode=attester.mode, config=config.digest(), device=facts.device_facts()
         ),
-        metrics_app=build_metrics_app(service),
-        service=service,
-        protocol_class=protocol_class,
-        metrics_protocol_class=make_protocol_class(contexts=None, limits=limits, clock=around.monotonic),
-        rotator=rotator,
-        mode=mode,
-        stack=stack,
+        random_bytes=around.random_bytes,
+        stored_per_identity=config.receipts.stored_per_identity,
+    )
+    return Service(
+        models=models,
+        issuer=issuer,
+        surroundings=around,
+        limits=ServiceLimits(
+            max_active=config.engine.max_active,
+            max_request_s=config.server.max_request_s,
+            stream_padding_bytes=config.server.stream_padding_bytes,
+        ),
+        metrics=Metrics(),
     )
 
 
