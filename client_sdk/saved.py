@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from client_sdk.errors import MalformedError, Rejection, SdkError
+from client_sdk.errors import MalformedError, Rejection, SdkError, VerificationError
 from client_sdk.judge import VerifiedAnswer
 from client_sdk.policy import Policy
 from client_sdk.receipts import Exchange, VerifiedReceipt, verify_receipt
@@ -146,10 +146,14 @@ def verify_saved(directory: Path, policy: Policy, *, now: float | None = None) -
     """
     saved = load_saved(directory)
     attestation = _appraise(saved, policy, now)
-    if saved.exchange.response_body is not None:
-        receipt = verify_receipt(saved.receipt, saved.exchange, attestation, policy, accept_redacted=True)
-    else:
-        receipt = _verify_stream(saved, directory, attestation, policy)
+    try:
+        if saved.exchange.response_body is not None:
+            receipt = verify_receipt(saved.receipt, saved.exchange, attestation, policy, accept_redacted=True)
+        else:
+            receipt = _verify_stream(saved, directory, attestation, policy)
+    except VerificationError as error:
+        error.checks = (*attestation.checks, *error.checks)  # what had passed until then belongs to the list
+        raise
     return VerifiedSavedAnswer(saved=saved, attestation=attestation, receipt=receipt)
 
 
