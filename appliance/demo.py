@@ -48,7 +48,7 @@ class Demo:
         self._step("2. Compute what this appliance will be, offline, and make the caller's policy from it")
         reference = OUTPUT / "reference-values.toml"
         text = self._call("appliance", "reference-values", "--model", MODEL, "--attester", "insecure", save=reference)
-        self._console.print(text.rstrip(), style="dim", highlight=False)
+        self._console.print(text.rstrip(), style="dim", markup=False, soft_wrap=True)
         self._call(
             "appliance-client",
             "policy",
@@ -146,7 +146,7 @@ class Demo:
 
     def _show(self, program: str, arguments: Sequence[str]) -> None:
         text = " ".join(a if a.startswith("> ") else shlex.quote(a) for a in arguments)
-        self._console.print(f"$ {program} {text}", style="cyan", highlight=False)
+        self._console.print(f"$ {program} {text}", style="cyan", markup=False, soft_wrap=True)
 
 
 def _program(name: str) -> list[str]:
