@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import PydanticCustomError
 
 from appliance.errors import BadRequest
 
@@ -15,8 +16,18 @@ _MAX_SHOWN_NAME = 64
 _FREE_KEYS = frozenset({"metadata", "logit_bias"})  # their keys are the caller's content, not names of fields
 
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-Neutral = Literal[0] | None
-"""A penalty that may be sent with its neutral value only."""
+# Not Literal: true == 1 and 0 == false there, and what is not honoured has to be refused.
+One = Annotated[int, Field(ge=1, le=1)]
+Zero = Annotated[float, Field(ge=0, le=0)]
+
+
+def _refuse_true(value: bool) -> bool:
+    if value:
+        raise PydanticCustomError("off_only", "should be false")
+    return value
+
+
+Off = Annotated[bool, AfterValidator(_refuse_true)]
 
 
 class _Closed(BaseModel):
@@ -25,7 +36,7 @@ class _Closed(BaseModel):
 
 class StreamOptions(_Closed):
     include_usage: bool = False
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Off | None = None
 
 
 class ResponseFormat(_Closed):
@@ -51,9 +62,9 @@ class _Request(_Closed):
     stream_options: StreamOptions | None = None
     user: Annotated[str, StringConstraints(max_length=512)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    n: Literal[1] | None = None
-    presence_penalty: Neutral = None
-    frequency_penalty: Neutral = None
+    n: One | None = None
+    presence_penalty: Zero | None = None
+    frequency_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
 
     def stop_sequences(self) -> tuple[str, ...]:
@@ -65,14 +76,14 @@ class _Request(_Closed):
 class ChatCompletionRequest(_Request):
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
-    logprobs: Literal[False] | None = None
+    logprobs: Off | None = None
     response_format: ResponseFormat | None = None
 
 
 class CompletionRequest(_Request):
     prompt: Annotated[str, StringConstraints(min_length=1)]
-    best_of: Literal[1] | None = None
-    echo: Literal[False] | None = None
+    best_of: One | None = None
+    echo: Off | None = None
     logprobs: None = None
     suffix: None = None
 
@@ -85,10 +96,14 @@ def parse(kind: type[R], body: bytes) -> R:
     try:
         # Decoded here: json.loads would guess UTF-16 and UTF-32 as well.
         document = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+        if b"\\u" in body:  # half of a surrogate pair is no text: nothing after here could encode it
+            json.dumps(document, ensure_ascii=False).encode()
     except BadRequest:
         raise
     except (ValueError, RecursionError):
-        raise BadRequest("invalid_json", "The body is not valid JSON (UTF-8, no NaN, no duplicate keys).") from None
+        raise BadRequest(
+            "invalid_json", "The body is not valid JSON (UTF-8, no NaN, no duplicate keys, no lone surrogates)."
+        ) from None
     try:
         return kind.model_validate(document)
     except ValidationError as error:
@@ -109,10 +124,11 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _describe(error: ValidationError) -> BadRequest:
     """The first fault, by the path of its field. Messages of the library are used only where they quote no input."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = _path(first["loc"])
-    kind = first["type"]
-    if kind == "extra_forbidden":
+    kind, location = first["type"], first["loc"]
+    if kind == "extra_forbidden":  # any name, one that reads like a union's branch too
+        path = _join(_path(location[:-1]), str(location[-1]))
         return BadRequest("unknown_field", f"The field {path!r} is not supported.", param=path)
+    path = _path(location) or "(body)"
     if kind == "missing":
         return BadRequest("missing_field", f"The field {path!r} is required.", param=path)
     reason = "has the wrong type" if kind.endswith("_type") else "has a value that is not supported here"
@@ -131,11 +147,14 @@ def _path(location: tuple[int | str, ...]) -> str:
             break
         if isinstance(step, int):
             path += f"[{step}]"
-        elif step.isprintable() and "[" not in step and len(step) <= _MAX_SHOWN_NAME and not _is_branch(step):
-            path += f".{step}" if path else step
         elif not _is_branch(step):
-            path += ".(unprintable)" if path else "(unprintable)"
-    return path or "(body)"
+            path = _join(path, step)
+    return path
+
+
+def _join(path: str, name: str) -> str:
+    shown = name if name.isprintable() and "[" not in name and len(name) <= _MAX_SHOWN_NAME else "(unprintable)"
+    return f"{path}.{shown}" if path else shown
 
 
 def _is_branch(step: str) -> bool:
