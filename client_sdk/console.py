@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from client_sdk.errors import (
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 EXIT_ACCEPT = 0
 EXIT_BUG = 1
@@ -31,8 +33,12 @@ EXIT_MALFORMED = 30
 
 Result = Literal["accept", "reject", "undecided"]
 
+_MARKS = {"passed": "✓", "failed": "✗", "not checked": "·"}
 _STYLES = {"passed": "green", "failed": "bold red", "not checked": "yellow"}
 _RESULT_STYLES = {"accept": "bold green", "reject": "bold red", "undecided": "bold yellow"}
+_FILE_COLUMNS = 150
+_WHOLE_DIGEST_COLUMNS = 130
+_LONG_HEX = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{16,}([0-9a-f]{4})\b")
 INSECURE_BANNER = (
     "INSECURE: this appliance has no hardware protection. Its evidence is a key it made up itself: anybody who runs "
     "that machine can read the prompts and forge the answers. Your policy accepts that."
@@ -137,37 +143,46 @@ def write_answer(text: str) -> None:
 def _console(*, to_stderr: bool) -> Console:
     from rich.console import Console
 
-    return Console(stderr=to_stderr, highlight=False)
+    stream = sys.stderr if to_stderr else sys.stdout
+    # A log or a file has no width of its own: leave digests whole there.
+    width = None if stream.isatty() else _FILE_COLUMNS
+    return Console(stderr=to_stderr, highlight=False, width=width)
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _fitting(value: str, console: Console) -> str:
+    """Digests shortened where they would not fit on a line; `--json` and files have them whole."""
+    text = plain(value)
+    return text if console.width >= _WHOLE_DIGEST_COLUMNS else _LONG_HEX.sub(r"\1…\2", text)
 
 
 def _print_checks(console: Console, checks: Sequence[Check]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="Checks", title_justify="left", show_lines=False)
-    table.add_column("check")
-    table.add_column("status")
-    table.add_column("detail", overflow="fold")
+    table = _table("Checks", "check", "status", "detail")
     for check in checks:
-        table.add_row(
-            Text(plain(check.name)), Text(check.status, style=_STYLES[check.status]), Text(plain(check.detail))
-        )
+        status = Text(f"{_MARKS[check.status]} {check.status}", style=_STYLES[check.status])
+        table.add_row(Text(plain(check.name)), status, Text(_fitting(check.detail, console)))
     console.print(table)
 
 
 def _print_facts(console: Console, facts: Sequence[ShownFact]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     bound = any(fact.bound_by for fact in facts)
-    table = Table(title="Facts", title_justify="left", show_lines=False)
-    table.add_column("fact")
-    table.add_column("value", overflow="fold")
-    table.add_column("vouched for by" if not bound else "says")
-    if bound:
-        table.add_column("would be bound by")
+    columns = ("fact", "value", "says", "would be bound by") if bound else ("fact", "value", "vouched for by")
+    table = _table("Facts", *columns)
     for fact in facts:
-        row = [Text(plain(fact.name)), Text(plain(fact.value)), Text(fact.trust)]
+        row = [Text(plain(fact.name)), Text(_fitting(fact.value, console)), Text(fact.trust)]
         table.add_row(*row, *([Text(fact.bound_by)] if bound else []))
     console.print(table)
 

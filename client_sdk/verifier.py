@@ -350,7 +350,7 @@ def _check_issued_at(log: CheckLog, claims: AttestationClaims, question: _Questi
             expected=f"within {question.policy.max_clock_skew_s} s",
             actual=f"{offset_s:+.0f} s",
         )
-    log.passed("issued-at", f"{offset_s:+.0f} s")
+    log.passed("issued-at", f"{round(offset_s):+d} s")
 
 
 def _check_policy(log: CheckLog, claims: AttestationClaims, policy: Policy, mode: str) -> None:
