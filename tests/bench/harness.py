@@ -127,11 +127,11 @@ def _free_port() -> int:
         return port
 
 
-def completion_request(tokens: int, *, stream: bool = True) -> dict[str, object]:
-    """The request every benchmark asks: greedy, a prompt after which the model goes on for long."""
+def completion_request(tokens: int, *, stream: bool = True, prompt: str = PROMPT) -> dict[str, object]:
+    """The request every benchmark asks: greedy, and by default a prompt after which the model goes on for long."""
     return {
         "model": MODEL,
-        "prompt": PROMPT,
+        "prompt": prompt,
         "max_tokens": tokens,
         "temperature": 0,
         "top_k": 1,
@@ -296,12 +296,17 @@ def cpu_s(pid: int) -> float:
     return total / 1e9
 
 
-def proportional_bytes(pid: int) -> int:
-    """Proportional set size of a process (proc(5), smaps_rollup). Raises PermissionError.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one process (proc(5), smaps_rollup). `private` is anonymous memory, what a leak would be made of."""
 
-    Both processes of the appliance are not dumpable, so reading this takes CAP_SYS_PTRACE.
-    """
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise SystemExit("smaps_rollup has no Pss line")
+    proportional: int
+    resident: int
+    private: int
+
+    @classmethod
+    def of(cls, pid: int) -> Memory:
+        """Raises PermissionError: both processes of the appliance are not dumpable, so this takes CAP_SYS_PTRACE."""
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+        kib = {name: int(size) for name, size in (line.removesuffix(" kB").split(":") for line in lines)}
+        return cls(proportional=kib["Pss"] << 10, resident=kib["Rss"] << 10, private=kib["Pss_Anon"] << 10)
