@@ -206,7 +206,7 @@ class Running:
         for client in self.clients:
             client.close()
         for handle in self.handles:
-            self.loop.call_soon_threadsafe(handle.stop)
+            handle.stop()  # only a flag, which the server polls
         self.thread.join(20)
         assert not self.thread.is_alive()
 
