@@ -127,6 +127,9 @@ def output(log: CheckLog, claims: ReceiptClaims, content: AnswerContent, salt: b
     for model in content.models:
         log.equal("model named in the answer", Rejection.MODEL_MISMATCH, expected=claims.model.name, actual=model)
     outputs = claims.output or ()
+    if claims.decoding is not None:
+        asked = claims.decoding["n"]
+        log.equal("number of choices", Rejection.OUTPUT_MISMATCH, expected=len(outputs), actual=asked)
     same = content.texts.keys() == set(range(len(outputs)))
     log.require(same, "choices", Rejection.OUTPUT_MISMATCH, "the answer has other choices than the receipt")
     for index, facts in enumerate(outputs):
