@@ -120,7 +120,7 @@ class Responder:
     def _may_continue(self, have: bytes) -> bool:
         """Whether these claims are this boot's and recent. All but their connection's parts is fixed for a boot."""
         issued = self._issued.get(have)
-        return issued is not None and self._monotonic() - issued <= self._max_continued_s
+        return issued is not None and self._monotonic() - issued < self._max_continued_s
 
     def _remember(self, digest: bytes) -> None:
         self._issued[digest] = self._monotonic()
