@@ -63,7 +63,7 @@ def serve(
 @config_option
 @model_option
 @click.option("--attester", help="As for serve: the configuration digest covers it.")
-@click.option("--on-this-machine", is_flag=True, help="Also print the engine and device digests of this machine.")
+@click.option("--on-this-machine", is_flag=True, help="Also print the device digest of this machine.")
 def reference_values(
     config_path: Path | None, model_names: tuple[str, ...], attester: str | None, on_this_machine: bool
 ) -> None:
