@@ -19,10 +19,12 @@ def bind_sockets(entries: tuple[str, ...]) -> list[socket.socket]:
 
     Raises BootError naming the entry; then none is left open.
     """
-    addresses = [(entry, *parse_listen(entry)) for entry in entries]
+    for entry in entries:
+        parse_listen(entry)  # all of them, before the first socket exists
     opened: list[socket.socket] = []
     try:
-        for entry, host, port in addresses:
+        for entry in entries:
+            host, port = parse_listen(entry)
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             sock = socket.socket(family, socket.SOCK_STREAM)
             opened.append(sock)
