@@ -70,7 +70,7 @@ class GlassAppliance:
     """Serves on loopback from a thread of its own. `seen` counts inference requests by path."""
 
     def __init__(self, model: str, *, overrides: dict[str, dict[str, object]] | None = None) -> None:
-        settings = {"attestation": {"attester": "insecure"}, **(overrides or {})}
+        settings: dict[str, dict[str, object]] = {"attestation": {"attester": "insecure"}, **(overrides or {})}
         self.config = configuration.load(None, environ={}, overrides=settings, models=(model,))
         self.tamper: Tamper | None = None
         self.seen: list[str] = []

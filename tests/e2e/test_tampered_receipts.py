@@ -108,14 +108,13 @@ def narrow(policy: Policy) -> Policy:
 def ask(glass: GlassAppliance, policy: Policy, *, stream: bool, linked: bool = False) -> VerifiedAnswer:
     """One answer under the tamper in force; `linked` puts an honest one before it in its chain."""
     kept: list[VerifiedAnswer] = []
-    options = {"stream_options": {"include_usage": True}} if stream else {}
     with Appliance(glass.url, policy=policy, save=kept.append) as appliance:
         if linked:
             tamper, glass.tamper = glass.tamper, None
             appliance.chat("Hello", **ASK)
             glass.tamper = tamper
         if stream:
-            list(appliance.stream("Hello", **ASK, **options))
+            list(appliance.stream("Hello", stream_options={"include_usage": True}, **ASK))
         else:
             appliance.chat("Hello", **ASK)
     return kept[-1]
