@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?")
 
 
 def _setting(default: Any, *, low: float | None = None, high: float | None = None, digest: bool = True) -> Any:
-    """A field with bounds. `digest=False` keeps addresses, paths and secrets out of the pinned configuration digest."""
+    """A field with bounds; those of a text count its bytes in UTF-8. `digest=False` keeps addresses, paths and secrets out of the pinned configuration digest."""
     metadata = {"low": low, "high": high, "digest": digest}
     if isinstance(default, list | dict):
         raise TypeError("use tuples for defaults")
@@ -38,7 +38,7 @@ class ServerConfig:
     """`listen` entries are HOST:PORT ([::1]:8443 for IPv6)."""
 
     listen: tuple[str, ...] = _setting(("127.0.0.1:8443",), digest=False)
-    issuer: str = _setting("attested-inference")
+    issuer: str = _setting("attested-inference", low=1, high=1024)
     max_body_bytes: int = _setting(4 << 20, low=1024, high=256 << 20)
     max_request_s: float = _setting(600.0, low=1.0, high=86400.0)
     grace_s: float = _setting(10.0, low=0.0, high=600.0)
@@ -334,10 +334,12 @@ def _checked(value: object, kind: Any, metadata: Mapping[str, Any], where: str) 
     if type(value) is not kind:
         raise BootError(f"{where} must be of type {_type_name(kind)}")
     low, high = metadata.get("low"), metadata.get("high")
-    if isinstance(value, int | float) and not (
-        (low is None or value >= low) and (high is None or value <= high)  # written so that NaN fails
+    size = len(value.encode()) if isinstance(value, str) else value
+    if isinstance(size, int | float) and not (
+        (low is None or size >= low) and (high is None or size <= high)  # written so that NaN fails
     ):
-        raise BootError(f"{where} must lie between {low} and {high}")
+        unit = " bytes" if isinstance(value, str) else ""
+        raise BootError(f"{where} must lie between {low} and {high}{unit}")
     return value
 
 

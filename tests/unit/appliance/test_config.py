@@ -93,6 +93,8 @@ def test_other_variables_are_not_read() -> None:
         ("[[models]]\nname = 'a'\ncontext = 1\n", "unknown setting models[0].context"),
         ("[[models]]\nname = 'a'\ncontext_length = true\n", "models[0].context_length"),
         ("[server]\nlisten = []\n", "server.listen is empty"),
+        ("[server]\nissuer = ''\n", "server.issuer must lie between 1 and 1024 bytes"),
+        (f"[server]\nissuer = '{'é' * 513}'\n", "server.issuer must lie between 1 and 1024 bytes"),
         ("[server\n", "not valid TOML"),
         ("[server]\nissuer = 'a'\nissuer = 'b'\n", "not valid TOML"),
     ],
@@ -144,6 +146,8 @@ def value_of(section: str, key: str) -> st.SearchStrategy[Any]:
     if (section, key) in {("server", "listen"), ("metrics", "listen")}:
         address = st.builds("127.0.0.1:{}".format, st.integers(0, 65535))
         return st.lists(address, min_size=1, max_size=3).map(tuple) if section == "server" else address
+    if (section, key) == ("server", "issuer"):
+        return TEXT.filter(bool)
     metadata = next(entry.metadata for entry in fields(SECTIONS[section]) if entry.name == key)
     low, high = metadata["low"], metadata["high"]
     numbers = {
