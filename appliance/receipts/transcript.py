@@ -91,15 +91,25 @@ class StreamTranscript:
         self._clock = clock
         self._chain = self._context.initial_chain(subject.salt)
         self._frames = 0
+        self._unchained: list[bytes] = []
         self._checkpoint: tuple[int, bytes] | None = None
         self._uncovered_since: float | None = None
 
     def add_frame(self, frame: bytes) -> None:
         """Account for one SSE event block, handed to the transport in this moment, its blank line included."""
         self._frames += 1
-        self._chain = next_chain(self._chain, self._frames, frame)
+        self._unchained.append(frame)
         if self._uncovered_since is None:
             self._uncovered_since = self._clock()
+
+    def _settle(self) -> bytes:
+        """The chain value after all frames so far. They are hashed together, when somebody asks: one by one, each
+        would find the caches emptied by the model's weights."""
+        first = self._frames - len(self._unchained) + 1
+        for index, frame in enumerate(self._unchained, start=first):
+            self._chain = next_chain(self._chain, index, frame)
+        self._unchained.clear()
+        return self._chain
 
     @property
     def checkpoint_due(self) -> bool:
@@ -119,9 +129,10 @@ class StreamTranscript:
 
     def take_checkpoint(self) -> Checkpoint:
         """The payload that covers all frames so far; from now on they count as covered."""
-        self._checkpoint = (self._frames, self._chain)
+        chain = self._settle()
+        self._checkpoint = (self._frames, chain)
         self._uncovered_since = None
-        return Checkpoint(context=self._context, index=self._frames, chain=self._chain)
+        return Checkpoint(context=self._context, index=self._frames, chain=chain)
 
     def facts(self) -> StreamFacts:
-        return StreamFacts(frames=self._frames, chain=self._chain, checkpoint=self._checkpoint)
+        return StreamFacts(frames=self._frames, chain=self._settle(), checkpoint=self._checkpoint)

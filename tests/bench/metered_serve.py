@@ -2,7 +2,7 @@
 
     python tests/bench/metered_serve.py METER.json serve --model NAME ...
 
-METER.json gets, at the end, one list per answer: its seconds of receipt work. Calls within measured calls are not
+METER.json gets, at the end, one list per answer: its CPU seconds of receipt work. Calls within measured calls are not
 counted twice.
 """
 
@@ -24,7 +24,7 @@ from appliance.receipts import issuer, transcript
 
 
 class StopWatch:
-    """Sums the time within watched calls, the outermost only. For one thread."""
+    """Sums the CPU time of one thread within watched calls, the outermost only."""
 
     def __init__(self) -> None:
         self.total_s = 0.0
@@ -38,13 +38,13 @@ class StopWatch:
         @functools.wraps(call)
         def timed(*args: Any, **kwargs: Any) -> Any:
             self._depth += 1
-            start = time.perf_counter()
+            start = time.thread_time()
             try:
                 return call(*args, **kwargs)
             finally:
                 self._depth -= 1
                 if not self._depth:
-                    self.total_s += time.perf_counter() - start
+                    self.total_s += time.thread_time() - start
 
         return timed
 
