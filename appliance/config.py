@@ -26,7 +26,10 @@ _NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?")
 
 
 def _setting(default: Any, *, low: float | None = None, high: float | None = None, digest: bool = True) -> Any:
-    """A field with bounds; those of a text count its bytes in UTF-8. `digest=False` keeps addresses, paths and secrets out of the pinned configuration digest."""
+    """A field with bounds; those of a text count its bytes in UTF-8.
+
+    `digest=False` keeps addresses, paths and secrets out of the pinned configuration digest.
+    """
     metadata = {"low": low, "high": high, "digest": digest}
     if isinstance(default, list | dict):
         raise TypeError("use tuples for defaults")
