@@ -76,6 +76,7 @@ class GlassAppliance:
         self.seen: list[str] = []
         self.attestations = 0
         self.last: Sent | None = None
+        self.replaced_app: Any = None
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -139,6 +140,9 @@ class GlassAppliance:
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         """The application, with every inference answer passed through `tamper` when there is one."""
+        if self.replaced_app is not None:
+            await self.replaced_app(scope, receive, send)
+            return
         inference = scope["type"] == "http" and scope["path"] in names.INFERENCE_ROUTES
         if scope["type"] == "http" and scope["path"] == names.PATH_ATTESTATION:
             self.attestations += 1

@@ -135,7 +135,9 @@ class Served:
     def gauge(self, name: str) -> float:
         """The value of one metric, such as `appliance_engine_active_jobs`; 0 if it was never counted."""
         text = httpx.get(self.metrics_url, trust_env=False).raise_for_status().text
-        found = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}_total ", f"{name}{{"))]
+        found = [
+            line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}_total ", f"{name}_total{{"))
+        ]
         return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
