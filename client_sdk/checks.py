@@ -33,6 +33,10 @@ _POLICY = frozenset(
         Rejection.INSECURE_NOT_ALLOWED,
         Rejection.MODE_MISMATCH,
         Rejection.MEASUREMENT_NOT_ALLOWED,
+        Rejection.DEBUG_NOT_ALLOWED,
+        Rejection.TCB_NOT_ALLOWED,
+        Rejection.GUEST_POLICY_NOT_ALLOWED,
+        Rejection.PLATFORM_NOT_ALLOWED,
         Rejection.MODEL_NOT_ALLOWED,
         Rejection.CONFIG_NOT_ALLOWED,
         Rejection.DEVICE_NOT_ALLOWED,
@@ -103,7 +107,8 @@ class CheckLog:
             self._checks.append(Check(name=name, status="failed", detail=error.detail))
             raise MalformedError.of(error, checks=self._checks) from None
         except VerificationError as error:
-            self._checks.append(Check(name=name, status="failed", detail=error.message))
-            error.checks = self.checks
+            if error.checks != self.checks:  # else it was raised, and listed, by a check inside this step
+                self._checks.append(Check(name=name, status="failed", detail=error.message))
+                error.checks = self.checks
             raise
         self.passed(name)

@@ -12,6 +12,9 @@
     devices = ["cpu"]                      # kinds of device an answer may come from
     require_gap_free_chain = false
 
+    [families.NAME]                        # what evidence of each family must show: docs/attestation.md
+    ...
+
     [limits]                               # optional, seconds
     max_channel_age_s = 3600
     max_continued_s = 600                  # 0: hardware evidence on every connection
@@ -41,12 +44,13 @@ from client_sdk.reference_values import (
     read_text,
     take_table,
     toml_text,
+    toml_value,
 )
+from client_sdk.tee.evidence import FamilyPolicy
+from client_sdk.tee.families import FAMILIES
 from client_sdk.wire import cbor, digests
 
 FAMILY_INSECURE = "insecure"
-# Families with hardware behind them that the verifier can judge; it grows with client_sdk.tee.families.
-VERIFIABLE_FAMILIES: frozenset[str] = frozenset()
 
 REQUIRABLE_CLAIMS = frozenset(
     {"model", "chat-template", "prompt", "decoding", "output", "execution", "stream", "checkpoint", "gpu"}
@@ -70,7 +74,7 @@ class Policy:
     """
 
     models: Mapping[str, frozenset[bytes]]
-    families: frozenset[str] = frozenset()
+    families: Mapping[str, FamilyPolicy] = field(default_factory=dict)
     insecure: UnsafeAcceptInsecure | None = None
     configs: frozenset[bytes] | None = None
     required_claims: frozenset[str] = field(default=frozenset())
@@ -99,13 +103,13 @@ class Policy:
     def _check_families(self) -> None:
         if self.insecure is not None and type(self.insecure) is not UnsafeAcceptInsecure:
             raise PolicyFileError("insecure: only UnsafeAcceptInsecure() admits the insecure family")
+        if not isinstance(self.families, Mapping):
+            raise PolicyFileError("families: a table of what each family must show")
         for name in self.families:
-            if name == FAMILY_INSECURE:
-                raise PolicyFileError("families.insecure: the only way to admit it is unsafe_accept_insecure = true")
-            if name not in VERIFIABLE_FAMILIES:
-                raise PolicyFileError(f"families.{name}: this version cannot verify that family, so cannot enforce it")
-        if not self.families and self.insecure is None:
-            raise PolicyFileError("no evidence family is named, so nothing could be accepted")
+            _check_family_name(name)
+        object.__setattr__(self, "families", MappingProxyType(dict(self.families)))
+        if not any(FAMILIES[name].primary for name in self.families) and self.insecure is None:
+            raise PolicyFileError("no family that vouches for a machine is named, so nothing could be accepted")
 
     @classmethod
     def load(cls, path: Path | str) -> Policy:
@@ -123,7 +127,7 @@ class Policy:
         models = take_table(table, "models")
         policy = cls(
             models={name: _parse_pins(pins, f"models.{name}") for name, pins in models.items()},
-            families=frozenset(families),
+            families=parse_families(families, report_only=False),
             insecure=_parse_opt_in(table),
             configs=_parse_pins(table.pop("configs"), "configs") if "configs" in table else None,
             required_claims=_parse_names(receipt, "required_claims") or frozenset(),
@@ -145,6 +149,9 @@ class Policy:
             lines.append(f"configs = {_toml_pins(self.configs)}")
         lines += ["", "[models]"]
         lines += [f"{toml_text(name)} = {_toml_pins(pins)}" for name, pins in sorted(self.models.items())]
+        for name, family in sorted(self.families.items()):
+            lines += ["", f"[families.{name}]"]
+            lines += [f"{key} = {toml_value(value)}" for key, value in family.to_table().items()]
         lines += ["", "[receipt]"]
         if self.required_claims:
             lines.append(f"required_claims = [{', '.join(toml_text(c) for c in sorted(self.required_claims))}]")
@@ -162,7 +169,7 @@ class Policy:
             "policy v1",
             cbor.encode(
                 {
-                    "families": sorted(self.families),
+                    "families": {name: family.to_table() for name, family in self.families.items()},
                     "insecure": self.insecure is not None,
                     "models": {name: sorted(pins) for name, pins in self.models.items()},
                     "configs": None if self.configs is None else sorted(self.configs),
@@ -175,11 +182,33 @@ class Policy:
         )
 
 
+def parse_families(tables: Mapping[str, object], *, report_only: bool) -> dict[str, FamilyPolicy]:
+    """The `[families.NAME]` tables. `report_only` admits tables without launch measurement (foreign evidence only).
+
+    Raises PolicyFileError naming the key at fault.
+    """
+    families: dict[str, FamilyPolicy] = {}
+    for name, table in tables.items():
+        _check_family_name(name)
+        if type(table) is not dict:
+            raise PolicyFileError(f"families.{name}: a table is needed")
+        families[name] = FAMILIES[name].parse_policy(dict(table), f"families.{name}", report_only=report_only)
+    return families
+
+
+def _check_family_name(name: str) -> None:
+    if name == FAMILY_INSECURE:
+        raise PolicyFileError("families.insecure: the only way to admit it is unsafe_accept_insecure = true")
+    if name not in FAMILIES:
+        raise PolicyFileError(f"families.{name}: this version cannot verify that family, so cannot enforce it")
+
+
 def policy_from_reference(reference: ReferenceValues, *, unsafe_accept_insecure: bool) -> Policy:
     """The policy that accepts exactly what `reference` names. Raises PolicyFileError if that is no usable policy."""
     return Policy(
         models={name: frozenset({identity}) for name, identity in reference.models.items()},
         configs=None if reference.config is None else frozenset({reference.config}),
+        families=parse_families(reference.families, report_only=False),
         insecure=UnsafeAcceptInsecure() if unsafe_accept_insecure else None,
     )
 

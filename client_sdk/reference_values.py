@@ -9,6 +9,8 @@ A TOML file with a closed schema: `appliance reference-values` prints it, `appli
 
     [models]
     "NAME" = "<64 hex>"        # model identity by content, one per name
+
+    [families.NAME]            # launch measurements, in the words of a policy's own table
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -31,12 +33,16 @@ _WILDCARDS = frozenset({"any", "*", "all", "none"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceValues:
-    """`models` maps names to 32-byte identities; `config` and `engine` are 32-byte digests; `source` is prose."""
+    """`models` maps names to 32-byte identities; `config` and `engine` are 32-byte digests; `source` is prose.
+
+    `families` holds tables as a policy has them; they are judged when a policy is made of them.
+    """
 
     source: str
     models: Mapping[str, bytes]
     config: bytes | None = None
     engine: bytes | None = None
+    families: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -64,6 +70,7 @@ class ReferenceValues:
             models={name: parse_digest(value, f"models.{name}") for name, value in models.items()},
             config=parse_digest(table.pop("config"), "config") if "config" in table else None,
             engine=parse_digest(table.pop("engine"), "engine") if "engine" in table else None,
+            families=take_table(table, "families") if "families" in table else {},
         )
         check_nothing_left(table, "")
         return values
@@ -76,7 +83,23 @@ class ReferenceValues:
             lines.append(f'engine = "{self.engine.hex()}"')
         lines += ["", "[models]"]
         lines += [f'{toml_text(name)} = "{digest.hex()}"' for name, digest in sorted(self.models.items())]
+        for name, table in sorted(self.families.items()):
+            lines += ["", f"[families.{name}]"]
+            lines += [f"{key} = {toml_value(value)}" for key, value in table.items()] if isinstance(table, dict) else []
         return "\n".join(lines) + "\n"
+
+
+def toml_value(value: object) -> str:
+    """One value as TOML: text, integer, boolean, list, inline table."""
+    if type(value) is bool:
+        return "true" if value else "false"
+    if type(value) is int:
+        return str(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{toml_text(str(key))} = {toml_value(item)}" for key, item in value.items()) + "}"
+    return toml_text(str(value))
 
 
 def parse_digest(value: object, where: str) -> bytes:

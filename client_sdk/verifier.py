@@ -8,10 +8,11 @@ from client_sdk import signatures
 from client_sdk.checks import CheckLog
 from client_sdk.errors import Check, Rejection
 from client_sdk.policy import FAMILY_INSECURE, Policy
-from client_sdk.tee.evidence import AuthenticEvidence, ParsedEvidence, Trust
+from client_sdk.tee.endorsements import stapled
+from client_sdk.tee.evidence import AuthenticEvidence, Endorsements, ParsedEvidence, SessionBinding, Trust
 from client_sdk.tee.families import FAMILIES
 from client_sdk.wire import cose, digests
-from client_sdk.wire.attestation import AttestationBundle, AttestationClaims, ChannelProof
+from client_sdk.wire.attestation import AttestationBundle, AttestationClaims, ChannelProof, EvidenceItem
 from client_sdk.wire.names import (
     CURVE_ED25519,
     CURVE_X25519,
@@ -106,6 +107,8 @@ class _Parsed:
     receipt_key: bytes
     channel_key: bytes
     evidence: ParsedEvidence
+    devices: tuple[tuple[str, ParsedEvidence], ...]
+    endorsements: Endorsements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +134,14 @@ def appraise(
     policy: Policy,
     now: float,
     holder_asserted: bool = False,
+    endorsements: Endorsements | None = None,
 ) -> AttestationResult:
     """Appraise a full bundle: fresh evidence for this nonce on this channel (docs/attestation.md).
 
     `nonce` is the 32 bytes the caller drew, `channel` its own view of the connection (None only where there is no TLS),
-    `now` Unix seconds. `holder_asserted` marks channel facts that come from a file instead of a live connection. Raises
-    VerificationError, its `checks` ending with the failed one.
+    `now` Unix seconds. `holder_asserted` marks channel facts that come from a file instead of a live connection;
+    `endorsements` are the caller's own, used beside those stapled to the bundle. Raises VerificationError, its `checks`
+    ending with the failed one; UndecidedError where an endorsement is missing.
     """
     log = CheckLog()
     question = _Question(nonce=nonce, channel=channel, policy=policy, now=now, holder_asserted=holder_asserted)
@@ -151,12 +156,17 @@ def appraise(
     family = decoded.evidence[0].kind
     _check_family(log, family, policy)
     # (3) parse
-    parsed = _parse(log, decoded, decoded.claims)
+    parsed = _parse(log, decoded, decoded.claims, endorsements or Endorsements())
     # (4) authenticate
-    with log.step("evidence authentic"):
-        evidence = parsed.evidence.authenticate(now=now)
+    evidence = parsed.evidence.authenticate(log, parsed.endorsements, now=now)
+    devices = [(kind, item.authenticate(log, parsed.endorsements, now=now)) for kind, item in parsed.devices]
     # (5) binding: evidence -> claims -> key and channel of this connection
-    _check_binding(log, decoded, parsed, evidence, decoded.claims)
+    spki = None if channel is None else channel.spki
+    bound = SessionBinding(claims=decoded.claims, nonce=nonce, binder=parsed.claims.binder, spki=spki)
+    evidence.check_session(log, bound)
+    _check_devices(log, decoded, parsed.claims)
+    for _, device in devices:
+        device.check_session(log, bound)
     _check_tls_key(log, parsed.claims, channel)
     binder = _check_binder(log, "binder", parsed.claims.binder, channel)
     proof = _authenticate_proof(log, decoded.channel_proof, parsed.channel_key, parsed.claims_digest)
@@ -167,8 +177,8 @@ def appraise(
     _check_issued_at(log, parsed.claims, question)
     # (7) policy
     _check_policy(log, parsed.claims, policy, evidence.mode)
-    for name, why in evidence.not_checked:
-        log.not_checked(name, why)
+    evidence.appraise(log, policy.families.get(family), now=now)
+    _appraise_devices(log, devices, policy, now)
     # (8) result
     accepted = _Accepted(
         claims=parsed.claims,
@@ -178,7 +188,7 @@ def appraise(
         receipt_key=parsed.receipt_key,
         channel_key=parsed.channel_key,
         evidence_trust=evidence.trust,
-        evidence_facts=tuple(Fact(name=name, value=value, trust=evidence.trust) for name, value in evidence.facts),
+        evidence_facts=_evidence_facts([evidence, *(device for _, device in devices)]),
         evidence_age_s=0.0,
     )
     return _result(log, accepted, question)
@@ -248,7 +258,7 @@ def _check_family(log: CheckLog, family: str, policy: Policy) -> None:
             "the appliance runs without hardware protection and the policy does not accept that",
         )
     allowed = family in policy.families or family == FAMILY_INSECURE
-    if not allowed or family not in FAMILIES:
+    if not allowed or family not in FAMILIES or not FAMILIES[family].primary:
         log.reject(
             "evidence family",
             Rejection.FAMILY_NOT_ALLOWED,
@@ -259,7 +269,7 @@ def _check_family(log: CheckLog, family: str, policy: Policy) -> None:
     log.passed("evidence family", family)
 
 
-def _parse(log: CheckLog, bundle: AttestationBundle, claims_bytes: bytes) -> _Parsed:
+def _parse(log: CheckLog, bundle: AttestationBundle, claims_bytes: bytes, own: Endorsements) -> _Parsed:
     with log.step("claims well formed"):
         claims = AttestationClaims.parse(claims_bytes)
     with log.step("keys well formed"):
@@ -272,33 +282,57 @@ def _parse(log: CheckLog, bundle: AttestationBundle, claims_bytes: bytes) -> _Pa
         signatures.check_public_key(receipt_key)
         signatures.check_public_key(channel_key)
     with log.step("evidence well formed"):
-        evidence = FAMILIES[bundle.evidence[0].kind](bundle.evidence[0].content)
+        evidence, *devices = (_parse_item(log, item) for item in bundle.evidence)
+    with log.step("endorsements well formed"):
+        endorsements = stapled(bundle.endorsements, bundle.event_logs, own)
     return _Parsed(
         claims=claims,
         claims_digest=digests.sha256(claims_bytes),
         receipt_key=receipt_key,
         channel_key=channel_key,
         evidence=evidence,
+        devices=tuple((item.kind, device) for item, device in zip(bundle.evidence[1:], devices, strict=True)),
+        endorsements=endorsements,
     )
 
 
-def _check_binding(
-    log: CheckLog, bundle: AttestationBundle, parsed: _Parsed, evidence: AuthenticEvidence, claims_bytes: bytes
-) -> None:
-    """The evidence signs exactly these claims, and the claims name exactly the other items of the bundle, in order."""
-    log.equal(
-        "evidence binds the claims",
-        Rejection.EVIDENCE_BINDING,
-        expected=digests.report_data(claims_bytes),
-        actual=evidence.report_data,
-    )
-    named = tuple((kind, digest) for kind, digest in parsed.claims.devices)
+def _parse_item(log: CheckLog, item: EvidenceItem) -> ParsedEvidence:
+    family = FAMILIES.get(item.kind)
+    if family is None:
+        log.reject("device evidence", Rejection.FAMILY_NOT_ALLOWED, f"evidence of kind {item.kind[:64]!r} is unknown")
+    return family.parse_evidence(item.content)
+
+
+def _check_devices(log: CheckLog, bundle: AttestationBundle, claims: AttestationClaims) -> None:
+    """The claims name exactly the other items of the bundle, in order."""
     carried = tuple((item.kind, digests.item_digest(item.kind, item.content)) for item in bundle.evidence[1:])
     log.require(
-        named == carried, "device evidence", Rejection.EVIDENCE_BINDING, "items differ from the claims' devices"
+        claims.devices == carried,
+        "device evidence",
+        Rejection.EVIDENCE_BINDING,
+        "items differ from the claims' devices",
     )
-    for kind, _ in named:
-        log.reject("device evidence", Rejection.FAMILY_NOT_ALLOWED, f"evidence of kind {kind[:64]!r} cannot be judged")
+
+
+def _appraise_devices(log: CheckLog, devices: list[tuple[str, AuthenticEvidence]], policy: Policy, now: float) -> None:
+    """Every device beside the first item is of a family the policy names, appraised by it, and counted once."""
+    seen: set[bytes] = set()
+    for kind, device in devices:
+        demanded = policy.families.get(kind)
+        if demanded is None or FAMILIES[kind].primary:
+            log.reject(
+                "device family", Rejection.FAMILY_NOT_ALLOWED, f"the policy does not accept {kind[:64]!r} as a device"
+            )
+        log.require(
+            device.identity not in seen, "distinct devices", Rejection.DEVICE_NOT_ALLOWED, "a device came twice"
+        )
+        seen.add(device.identity)
+        device.appraise(log, demanded, now=now)
+    for name, demanded in policy.families.items():
+        if not FAMILIES[name].primary:
+            present = sum(kind == name for kind, _ in devices)
+            enough, missing = present >= demanded.count, f"{present} of {demanded.count} devices have evidence"
+            log.require(enough, f"number of {name} devices", Rejection.DEVICE_NOT_ALLOWED, missing)
 
 
 def _check_tls_key(log: CheckLog, claims: AttestationClaims, channel: ChannelFacts | None) -> None:
@@ -391,6 +425,10 @@ def _check_policy(log: CheckLog, claims: AttestationClaims, policy: Policy, mode
         )
     else:
         log.passed("configuration", claims.config.hex())
+
+
+def _evidence_facts(evidence: list[AuthenticEvidence]) -> tuple[Fact, ...]:
+    return tuple(Fact(name=name, value=value, trust=one.trust) for one in evidence for name, value in one.facts)
 
 
 def _claims_trust(prior: AttestationResult) -> Trust:

@@ -1,15 +1,42 @@
-"""The evidence families this SDK can verify: evidence kind -> parser of its content.
+"""The evidence families this SDK can verify, by the name that evidence items and policies use.
 
-Kept out of the package's `__init__` because the appliance imports the layouts (`client_sdk.tee.*.abi`) and must not
-load the verifying code with them.
+A family's code is imported when it is first needed: some of it is heavy, and the appliance imports only the layouts
+(`client_sdk.tee.*.abi`).
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
 
-from client_sdk.tee.evidence import ParsedEvidence
-from client_sdk.tee.insecure import abi as insecure_abi
-from client_sdk.tee.insecure import verify as insecure
+from client_sdk.tee.evidence import FamilyPolicy, ParsedEvidence
 
-FAMILIES: Mapping[str, Callable[[bytes], ParsedEvidence]] = {insecure_abi.KIND: insecure.parse_evidence}
+ParsePolicy = Callable[[dict[str, object], str, bool], FamilyPolicy]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One family. `primary` ones vouch for a machine; the others (GPUs) only beside a primary one."""
+
+    folder: str
+    primary: bool = True
+
+    def parse_evidence(self, content: bytes) -> ParsedEvidence:
+        """Parse the content of an evidence item. Raises WireError."""
+        module = importlib.import_module(f"client_sdk.tee.{self.folder}.verify")
+        return cast(ParsedEvidence, module.parse_evidence(content))
+
+    def parse_policy(self, table: dict[str, object], where: str, *, report_only: bool) -> FamilyPolicy:
+        """Read the family's table of a policy. `report_only` admits one without launch measurement.
+
+        Raises PolicyFileError naming the key at fault.
+        """
+        module = importlib.import_module(f"client_sdk.tee.{self.folder}.policy")
+        return cast(ParsePolicy, module.parse_policy)(table, where, report_only)
+
+
+FAMILIES: Mapping[str, Family] = {
+    "insecure": Family(folder="insecure"),
+}

@@ -36,9 +36,13 @@ class SeenRequest:
     connection: int
 
 
+LATER_S = 0.1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """`chunks` are sent with chunked coding; `cut` closes the connection instead of ending it."""
+    """`chunks` are sent with chunked coding; `cut` closes the connection instead of ending it. `trailing` follows the
+    answer at once, `later` when the client has had time to read it."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -47,6 +51,7 @@ class Response:
     cut: bool = False
     pause_s: float = 0.0
     trailing: bytes = b""
+    later: bytes = b""
 
     def without(self, name: str) -> Response:
         return replace(self, headers=tuple(item for item in self.headers if item[0] != name))
@@ -187,6 +192,9 @@ class WiredAppliance:
         if response.chunks is None:
             head = "\r\n".join([*lines, f"content-length: {len(response.body)}", "", ""]).encode("latin-1")
             live.tls.sendall(head + response.body + response.trailing)
+            if response.later:
+                time.sleep(LATER_S)
+                live.tls.sendall(response.later)
             return
         live.tls.sendall("\r\n".join([*lines, "transfer-encoding: chunked", "", ""]).encode("latin-1"))
         for chunk in response.chunks:

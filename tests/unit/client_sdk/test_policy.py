@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client_sdk.errors import PolicyFileError
-from client_sdk.policy import VERIFIABLE_FAMILIES, Policy, UnsafeAcceptInsecure, policy_from_reference
+from client_sdk.policy import Policy, UnsafeAcceptInsecure, policy_from_reference
 from client_sdk.reference_values import ReferenceValues, parse_digest
-from client_sdk.tee.families import FAMILIES
 
 PIN = "ab" * 32
 OTHER = "cd" * 32
@@ -158,10 +157,6 @@ def test_a_policy_cannot_be_changed_afterwards() -> None:
         policy.models["m"] = frozenset()  # type: ignore[index]
 
 
-def test_families_the_policy_may_name_are_those_the_verifier_knows() -> None:
-    assert FAMILIES.keys() - {"insecure"} == VERIFIABLE_FAMILIES
-
-
 def test_load(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(GOOD)
@@ -212,7 +207,7 @@ def test_reference_values_become_a_policy_only_with_the_opt_in() -> None:
         REFERENCE.replace(PIN, PIN[:10]),
         REFERENCE.replace(OTHER, "00" * 32),
         "extra = 1\n" + REFERENCE,
-        REFERENCE + "[families.tdx]\n",
+        REFERENCE.replace("[models]", "families = 1\n[models]"),
     ],
 )
 def test_reference_files_are_closed_and_strict(text: str) -> None:

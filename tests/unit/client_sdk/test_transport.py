@@ -19,7 +19,7 @@ from client_sdk.surroundings import Surroundings
 from client_sdk.transport import AsyncVerifyingTransport, VerifyingTransport
 from client_sdk.wire import names
 from tests.simulators.insecure_appliance import CHAT, MODEL, Options, SigningKey, chat_request
-from tests.simulators.wired_appliance import Response, WiredAppliance
+from tests.simulators.wired_appliance import LATER_S, Response, WiredAppliance
 
 
 @pytest.fixture
@@ -252,10 +252,10 @@ def test_an_answer_beyond_the_limit_is_rejected(wired: WiredAppliance) -> None:
 
 
 def test_bytes_that_answer_no_request_are_rejected(wired: WiredAppliance) -> None:
+    wired.edit_response = lambda r: replace(r, later=b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
     with client_for(wired) as client:
         client.post(CHAT, json=chat_request())
-        wired._live[-1].tls.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-        time.sleep(0.05)
+        time.sleep(2 * LATER_S)
         with pytest.raises(VerificationError) as caught:
             client.post(CHAT, json=chat_request())
     assert caught.value.code == Rejection.UNSOLICITED_BYTES

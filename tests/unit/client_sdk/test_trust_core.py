@@ -19,11 +19,13 @@ from client_sdk.wire.errors import WireError
 from tests.simulators.attested import attested
 from tests.simulators.insecure_appliance import CHAT, COMPLETIONS, NOW
 
-# Codes that other modules raise: TLS, HTTP, saved answers; and hardware evidence, which no family brings yet.
+# Codes that other modules raise: TLS, HTTP, saved answers; and hardware families, each with tests of its own.
 ELSEWHERE = {
     *("MALFORMED_CERTIFICATE", "BAD_CERTIFICATE", "CERTIFICATE_NOT_VALID_NOW", "UNSOLICITED_BYTES"),
     *("CONTENT_ENCODING", "REDIRECT", "FOREIGN_ORIGIN", "ATTESTATION_TOO_OLD", "MALFORMED_SAVED_ANSWER"),
-    "MEASUREMENT_NOT_ALLOWED",
+    *("MEASUREMENT_NOT_ALLOWED", "DEBUG_NOT_ALLOWED", "TCB_NOT_ALLOWED", "GUEST_POLICY_NOT_ALLOWED"),
+    *("PLATFORM_NOT_ALLOWED", "CHAIN_NOT_TRUSTED", "CERTIFICATE_REVOKED", "ENDORSEMENT_MISMATCH"),
+    *("EVENT_LOG_MISMATCH", "MALFORMED_ENDORSEMENT"),
 }
 TESTS = ("test_verifier", "test_receipts", "test_streams", "test_signatures", "test_receipt_chain")
 

@@ -183,7 +183,7 @@ FAULTS: list[tuple[str, Rejection, Callable[[World], None]]] = [
         Rejection.EVIDENCE_BINDING,
         claims(devices=(("nvidia", digests.item_digest("nvidia", b"report")),)),
     ),
-    ("device-carried-not-named", Rejection.EVIDENCE_BINDING, lambda w: w.rebuild(edit_items=lambda i: (*i, DEVICE))),
+    ("device-carried-not-named", Rejection.EVIDENCE_BINDING, lambda w: w.rebuild(edit_items=lambda i: (*i, i[0]))),
     (
         "device-nobody-can-judge",
         Rejection.FAMILY_NOT_ALLOWED,
