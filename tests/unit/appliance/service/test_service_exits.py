@@ -91,6 +91,9 @@ async def test_413_by_length_has_read_nothing_and_by_counting_says_how_much() ->
     claims = rig.claims(rig.receipts[1])
     assert (claims[-70010]["length"], claims[-70010]["complete"]) == (120, False)
     reference.check_content(claims, rig.salt(rig.receipts[1]), {"request": b"x" * 120})
+    one_too_many = rig.open()
+    one_too_many.feed(b"x" * 101)
+    assert (await one_too_many.done()).error[1] == "body_too_large"
     exact = rig.open(headers={"content-length": "100"})
     exact.feed(b"x" * 100)
     assert (await exact.done()).error[1] == "invalid_json"
