@@ -97,7 +97,7 @@ class Demo:
 
     def _tamper(self) -> None:
         """Flip one letter inside the text of the answer, where a forger would."""
-        path = self._answer / "response.body"
+        path = self._answer / "response"
         content = bytearray(path.read_bytes())
         at = content.index(b'"content":"', content.index(b'"content":"') + 1) + len(b'"content":"')
         content[at] ^= 0x01
