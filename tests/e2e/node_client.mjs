@@ -90,10 +90,10 @@ const comment = response.toString("latin1").split("\n\n").find((block) => block.
 const receipt = Buffer.from(streamed ? comment.slice(10) : head.headers["x-execution-receipt"], "base64url");
 
 const save = (name, content) => writeFileSync(`${directory}/${name}`, content, { mode: 0o600 });
-save("request.body", body);
-save("response.body", response);
-save("receipt.cose", receipt);
-save("attestation.cbor", bundle);
+save("request", body);
+save("response", response);
+save("receipt", receipt);
+save("attestation", bundle);
 save("answer.json", JSON.stringify({
   version: 1,
   request: { method: "POST", route: "/v1/chat/completions", nonce: inferenceNonceHex, "sent-at": sentAt },
