@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -56,44 +57,74 @@ class Interrupts:
 
 
 class EventReader:
-    """Reads engine events one by one under interrupts. Always `aclose` it: that is what cancels the job."""
+    """Reads engine events one by one under interrupts. Always `aclose` it: that is what cancels the job.
+
+    One task takes all events from the engine and one future wakes the reader. A task and a wait of its own for each
+    event cost as many rounds of the event loop again, for every token of every answer.
+    """
 
     def __init__(self, events: AsyncGenerator[EngineEvent, None], interrupts: Interrupts) -> None:
         self._events = events
         self._interrupts = interrupts
-        self._next: asyncio.Task[EngineEvent] | None = None
+        self._arrived: deque[EngineEvent] = deque()
+        self._taking: asyncio.Task[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
 
     async def next(self, wait_s: float | None = None) -> EngineEvent | None:
         """The next event, or None when `wait_s` passes first (the event is not lost). Raises as `Interrupts.check`,
         and what the engine raises."""
-        interrupts = self._interrupts
-        if self._next is None:
-            self._next = asyncio.ensure_future(_advance(self._events))
-        awaited: set[asyncio.Future[Any]] = {self._next, interrupts.gone, interrupts.stopping}
+        taking = self._taking or self._start()
+        interrupts, waited = self._interrupts, False
+        if self._arrived:
+            await asyncio.sleep(0)  # an answer that never has to wait still lets the others have their turn
         while True:
-            left_s = max(0.0, interrupts.deadline - interrupts.monotonic())
-            await asyncio.wait(
-                awaited,
-                timeout=left_s if wait_s is None else max(0.0, min(left_s, wait_s)),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
             interrupts.check()
-            if self._next.done():
-                break
-            if wait_s is not None:
+            if self._arrived:
+                return self._arrived.popleft()
+            if taking.done():
+                taking.result()
+                raise RuntimeError("the engine has no more events")
+            if waited and wait_s is not None:
                 return None
-        finished, self._next = self._next, None
-        return finished.result()
+            left_s = max(0.0, interrupts.deadline - interrupts.monotonic())
+            await self._wait(left_s if wait_s is None else max(0.0, min(left_s, wait_s)))
+            waited = True
 
     async def aclose(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
-            await asyncio.wait({self._next})
-            if not self._next.cancelled():
-                self._next.exception()  # retrieved: whatever the engine said last, nobody is waiting for it
-            self._next = None
+        for interrupt in (self._interrupts.gone, self._interrupts.stopping):
+            interrupt.remove_done_callback(self._wake)
+        if self._taking is not None:
+            self._taking.cancel()
+            await asyncio.wait({self._taking})
+            if not self._taking.cancelled():
+                self._taking.exception()  # retrieved: whatever the engine said last, nobody is waiting for it
         await self._events.aclose()
 
+    def _start(self) -> asyncio.Task[None]:
+        for interrupt in (self._interrupts.gone, self._interrupts.stopping):
+            interrupt.add_done_callback(self._wake)
+        self._taking = asyncio.create_task(self._take())
+        return self._taking
 
-async def _advance(events: AsyncGenerator[EngineEvent, None]) -> EngineEvent:
-    return await anext(events)
+    async def _take(self) -> None:
+        try:
+            async for event in self._events:
+                self._arrived.append(event)
+                self._wake()
+        finally:
+            self._wake()
+
+    async def _wait(self, seconds: float) -> None:
+        """Until there is something to look at, at most `seconds`."""
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(seconds, self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def _wake(self, _interrupt: asyncio.Future[None] | None = None) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
