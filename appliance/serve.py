@@ -13,6 +13,8 @@ from appliance.boot import Appliance
 from appliance.config import Config, parse_listen
 from appliance.errors import BootError
 
+_BACKLOG = 512
+
 
 def bind_sockets(entries: tuple[str, ...]) -> list[socket.socket]:
     """TCP sockets bound to HOST:PORT entries, not listening yet: nobody can connect before everything is proven.
@@ -62,6 +64,7 @@ async def run(appliance: Appliance, config: Config, sockets: list[socket.socket]
             handle.stop()
 
     async with _signals(stop):
+        _listen([*sockets, *metrics_sockets])
         grace_s = config.server.grace_s
         serving = [serve(appliance.app, sockets, appliance.protocol_class, grace_s=grace_s, on_started=started)]
         if metrics_sockets:
@@ -75,6 +78,17 @@ async def run(appliance: Appliance, config: Config, sockets: list[socket.socket]
                 )
             )
         await asyncio.gather(*serving)
+
+
+def _listen(sockets: list[socket.socket]) -> None:
+    """Start to listen. Two processes may bind one port while neither listens: the later one learns it here, as a
+    BootError."""
+    for sock in sockets:
+        try:
+            sock.listen(_BACKLOG)
+        except OSError as error:
+            host, port = sock.getsockname()[:2]
+            raise BootError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 @contextlib.asynccontextmanager

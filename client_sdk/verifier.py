@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from client_sdk import signatures
+from client_sdk.channel_checks import ChannelFacts as ChannelFacts
+from client_sdk.channel_checks import authenticate_proof, check_binder, check_tls_key
 from client_sdk.checks import CheckLog
 from client_sdk.errors import Check, Rejection
 from client_sdk.policy import FAMILY_INSECURE, Policy
@@ -12,32 +14,14 @@ from client_sdk.tee.endorsements import stapled
 from client_sdk.tee.evidence import AuthenticEvidence, Endorsements, ParsedEvidence, SessionBinding, Trust
 from client_sdk.tee.families import FAMILIES
 from client_sdk.wire import cose, digests
-from client_sdk.wire.attestation import AttestationBundle, AttestationClaims, ChannelProof, EvidenceItem
+from client_sdk.wire.attestation import AttestationBundle, AttestationClaims, EvidenceItem
 from client_sdk.wire.names import (
     CURVE_ED25519,
     CURVE_X25519,
     EXPORTER_BYTES,
-    LIMIT_CHANNEL_PROOF_BYTES,
     MODE_INSECURE,
     NONCE_BYTES,
-    SPKI_P256_BYTES,
-    TYP_CHANNEL_PROOF,
 )
-
-# DER of SubjectPublicKeyInfo up to the point: id-ecPublicKey, prime256v1, BIT STRING, uncompressed (RFC 5480).
-_SPKI_P256_PREFIX = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d03010703420004")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelFacts:
-    """What the TLS stack says of this very connection.
-
-    `spki` is the DER SubjectPublicKeyInfo of the certificate presented on it, `exported` the 32 bytes of
-    TLS-Exporter("Attestation", nonce, 32) (RFC 8446 section 7.5).
-    """
-
-    spki: bytes
-    exported: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +151,10 @@ def appraise(
     _check_devices(log, decoded, parsed.claims)
     for _, device in devices:
         device.check_session(log, bound)
-    _check_tls_key(log, parsed.claims, channel)
-    binder = _check_binder(log, "binder", parsed.claims.binder, channel)
-    proof = _authenticate_proof(log, decoded.channel_proof, parsed.channel_key, parsed.claims_digest)
-    _check_binder(log, "binder in the channel proof", proof.binder, channel)
+    check_tls_key(log, parsed.claims, channel)
+    binder = check_binder(log, "binder", parsed.claims.binder, channel)
+    proof = authenticate_proof(log, decoded.channel_proof, parsed.channel_key, parsed.claims_digest)
+    check_binder(log, "binder in the channel proof", proof.binder, channel)
     # (6) freshness
     log.equal("nonce", Rejection.NONCE_MISMATCH, expected=nonce, actual=parsed.claims.nonce)
     log.equal("nonce in the channel proof", Rejection.NONCE_MISMATCH, expected=nonce, actual=proof.nonce)
@@ -227,8 +211,8 @@ def appraise_continued(
         )
     log.passed("age of the evidence", f"{age_s:.1f} s")
     # (5) binding
-    proof = _authenticate_proof(log, decoded.channel_proof, prior.channel_key, prior.claims_digest)
-    binder = _check_binder(log, "binder in the channel proof", proof.binder, channel)
+    proof = authenticate_proof(log, decoded.channel_proof, prior.channel_key, prior.claims_digest)
+    binder = check_binder(log, "binder in the channel proof", proof.binder, channel)
     # (6) freshness
     log.equal("nonce in the channel proof", Rejection.NONCE_MISMATCH, expected=nonce, actual=proof.nonce)
     log.not_checked("fresh hardware evidence", f"key possession is fresh; the evidence is {age_s:.0f} s old")
@@ -333,44 +317,6 @@ def _appraise_devices(log: CheckLog, devices: list[tuple[str, AuthenticEvidence]
             present = sum(kind == name for kind, _ in devices)
             enough, missing = present >= demanded.count, f"{present} of {demanded.count} devices have evidence"
             log.require(enough, f"number of {name} devices", Rejection.DEVICE_NOT_ALLOWED, missing)
-
-
-def _check_tls_key(log: CheckLog, claims: AttestationClaims, channel: ChannelFacts | None) -> None:
-    if channel is None:
-        if claims.tls_key is not None:
-            log.reject("TLS key", Rejection.TLS_KEY_MISMATCH, "the claims name a TLS key where there is no TLS")
-        log.not_checked("TLS key", "no TLS on this connection")
-        return
-    usable = len(channel.spki) == SPKI_P256_BYTES and channel.spki.startswith(_SPKI_P256_PREFIX)
-    log.require(usable, "TLS key type", Rejection.BAD_TLS_KEY, "the TLS key is not an uncompressed P-256 key")
-    log.equal("TLS key", Rejection.TLS_KEY_MISMATCH, expected=digests.sha256(channel.spki), actual=claims.tls_key)
-
-
-def _check_binder(log: CheckLog, name: str, binder: bytes | None, channel: ChannelFacts | None) -> bytes | None:
-    """The binder is this connection's own: a relay that holds the TLS key still has another exporter value."""
-    if channel is None:
-        if binder is not None:
-            log.reject(name, Rejection.BINDER_MISMATCH, "a binder for a TLS connection came where there is no TLS")
-        log.not_checked(name, "no TLS on this connection")
-        return None
-    if binder is None:
-        log.reject(name, Rejection.BINDER_MISSING, "no binder, so nothing ties the answer to this connection")
-    expected = digests.channel_binder(channel.spki, channel.exported)
-    log.equal(name, Rejection.BINDER_MISMATCH, expected=expected, actual=binder)
-    return binder
-
-
-def _authenticate_proof(log: CheckLog, proof_bytes: bytes, channel_key: bytes, claims_digest: bytes) -> ChannelProof:
-    with log.step("channel proof well formed"):
-        sign1 = cose.parse_sign1(
-            proof_bytes, typ=TYP_CHANNEL_PROOF, salted=False, limit_bytes=LIMIT_CHANNEL_PROOF_BYTES
-        )
-    with log.step("channel proof authentic"):
-        signatures.authenticate(sign1, channel_key)
-    with log.step("channel proof payload"):
-        proof = ChannelProof.parse(sign1.payload)
-    log.equal("claims in the channel proof", Rejection.CLAIMS_MISMATCH, expected=claims_digest, actual=proof.claims)
-    return proof
 
 
 def _check_issued_at(log: CheckLog, claims: AttestationClaims, question: _Question) -> None:

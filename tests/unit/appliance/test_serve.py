@@ -18,7 +18,7 @@ from appliance.attestation.tls_server import make_protocol_class
 from appliance.boot import Appliance
 from appliance.config import Config, MetricsConfig, ServerConfig
 from appliance.errors import BootError
-from appliance.serve import bind_sockets, run
+from appliance.serve import _listen, bind_sockets, run
 from tests.unit.appliance.service.rig import Rig
 
 
@@ -85,3 +85,16 @@ async def test_a_metrics_address_that_is_taken_is_found_before_anything_is_serve
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with sockets[0], pytest.raises(BootError, match="cannot listen on"):
             await run(composed(Rig()), config(address), sockets, lambda: None)
+
+
+def test_a_port_that_another_booting_appliance_took_first_is_a_boot_error() -> None:
+    first = bind_sockets(("127.0.0.1:0",))
+    port = first[0].getsockname()[1]
+    second = bind_sockets((f"127.0.0.1:{port}",))  # possible while neither listens
+    first[0].listen()
+    try:
+        with pytest.raises(BootError, match=f"cannot listen on 127.0.0.1:{port}"):
+            _listen(second)
+    finally:
+        for sock in (*first, *second):
+            sock.close()
