@@ -21,6 +21,20 @@ class Binding:
     spki: bytes | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """Evidence, and what travels with it. `evidence` is the CPU's or TPM's first; the device list of claims rests on
+    its order.
+
+    `endorsements` and `event_logs` are items as the bundle carries them (docs/attestation.md); they are helpful, never
+    needed, and the verifier believes none of them.
+    """
+
+    evidence: tuple[EvidenceItem, ...]
+    endorsements: tuple[EvidenceItem, ...] = ()
+    event_logs: tuple[EvidenceItem, ...] = ()
+
+
 class Attester(Protocol):
     """Collects evidence. `collect` may block for over a second: call it off the event loop, one at a time."""
 
@@ -31,8 +45,22 @@ class Attester(Protocol):
     def mode(self) -> str:
         """ "production", or "insecure" where no hardware vouches for anything."""
 
-    def collect(self, binding: Binding) -> tuple[EvidenceItem, ...]:
-        """Evidence over `binding`, the CPU's or TPM's first. Raises AttestationUnavailable."""
+    def collect(self, binding: Binding) -> Collected:
+        """Evidence over `binding`: one item of this family. Raises AttestationUnavailable."""
+
+
+class DeviceAttester(Protocol):
+    """Collects the evidence of devices beside the CPU (GPUs). `collect` may block, as an Attester's."""
+
+    @property
+    def kind(self) -> str:
+        """The `kind` of its entries in the claims' device list and of its evidence items."""
+
+    def collect(self, nonce: bytes) -> Collected:
+        """One item per device over `nonce` (32 bytes, `digests.gpu_nonce`). Raises AttestationUnavailable.
+
+        It is collected before the claims are made, because they name each item's digest.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from appliance.attestation.attester import Binding
+from appliance.attestation.attester import Binding, Collected
 from client_sdk.tee.insecure.abi import encode_item
 from client_sdk.wire import cose
 from client_sdk.wire.attestation import EvidenceItem
@@ -22,6 +22,7 @@ class InsecureAttester:
         self._cose_key = cose.okp_key(self._key.public_key().public_bytes_raw(), curve=CURVE_ED25519)
         self._protected = cose.protected_header(kid=cose.key_id(self._cose_key), typ=TYP_INSECURE_EVIDENCE)
 
-    def collect(self, binding: Binding) -> tuple[EvidenceItem, ...]:
+    def collect(self, binding: Binding) -> Collected:
         evidence = cose.sign1(protected=self._protected, salt=None, payload=binding.report_data, sign=self._key.sign)
-        return (EvidenceItem(kind=self.family, content=encode_item(cose_key=self._cose_key, evidence=evidence)),)
+        item = EvidenceItem(kind=self.family, content=encode_item(cose_key=self._cose_key, evidence=evidence))
+        return Collected(evidence=(item,))

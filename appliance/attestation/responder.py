@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from appliance.attestation.attester import Attester, Binding
+from appliance.attestation.attester import Attester, Binding, Collected, DeviceAttester
 from appliance.attestation.connection import ChannelState
 from appliance.attestation.limiter import QuoteLimiter
 from client_sdk.wire import cose, digests, names
@@ -54,8 +54,10 @@ class Responder:
         monotonic: Callable[[], float],
         limiter: QuoteLimiter,
         max_continued_s: int,
+        devices: Sequence[DeviceAttester] = (),
     ) -> None:
         self._attester = attester
+        self._devices = tuple(devices)
         self._statement = statement
         self._sign_channel = sign_channel
         self._proof_header = cose.protected_header(kid=cose.key_id(statement.channel_key), typ=names.TYP_CHANNEL_PROOF)
@@ -92,8 +94,33 @@ class Responder:
         self._quoting.shutdown(wait=False, cancel_futures=True)
 
     async def _collect(self, nonce: bytes, spki: bytes | None, binder: bytes | None, peer: str) -> AttestationBundle:
+        async with self._limiter.turn(peer):
+            loop = asyncio.get_running_loop()
+            claims, collected = await loop.run_in_executor(self._quoting, self._quote, nonce, spki, binder)
+        return AttestationBundle(
+            claims=claims,
+            evidence=collected.evidence,
+            endorsements=collected.endorsements,
+            event_logs=collected.event_logs,
+            channel_proof=self._prove(nonce, binder, digests.sha256(claims)),
+        )
+
+    def _quote(self, nonce: bytes, spki: bytes | None, binder: bytes | None) -> tuple[bytes, Collected]:
+        """(encoded claims, evidence of the CPU and of the devices they name). On the quoting thread."""
+        gpu_nonce = digests.gpu_nonce(nonce, binder)
+        parts = [device.collect(gpu_nonce) for device in self._devices]
+        named = tuple(
+            (item.kind, digests.item_digest(item.kind, item.content)) for part in parts for item in part.evidence
+        )
+        claims = self._claims(nonce, spki, binder, named).encode()
+        binding = Binding(report_data=digests.report_data(claims), claims=claims, nonce=nonce, spki=spki)
+        return claims, _join([self._attester.collect(binding), *parts])
+
+    def _claims(
+        self, nonce: bytes, spki: bytes | None, binder: bytes | None, devices: tuple[tuple[str, bytes], ...]
+    ) -> AttestationClaims:
         said = self._statement
-        claims = AttestationClaims(
+        return AttestationClaims(
             nonce=nonce,
             binder=binder,
             tls_key=None if spki is None else digests.sha256(spki),
@@ -102,16 +129,11 @@ class Responder:
             sealing_key=said.sealing_key,
             config=said.config,
             models=said.models,
+            devices=devices,
             mode=said.mode,
             instance=said.instance,
             issued_at=int(self._clock()),
-        ).encode()
-        binding = Binding(report_data=digests.report_data(claims), claims=claims, nonce=nonce, spki=spki)
-        async with self._limiter.turn(peer):
-            loop = asyncio.get_running_loop()
-            evidence = await loop.run_in_executor(self._quoting, self._attester.collect, binding)
-        proof = self._prove(nonce, binder, digests.sha256(claims))
-        return AttestationBundle(claims=claims, evidence=evidence, channel_proof=proof)
+        )
 
     def _prove(self, nonce: bytes, binder: bytes | None, claims: bytes) -> bytes:
         payload = ChannelProof(nonce=nonce, binder=binder, claims=claims).encode()
@@ -126,6 +148,14 @@ class Responder:
         self._issued[digest] = self._monotonic()
         while len(self._issued) > _MAX_REMEMBERED:
             self._issued.popitem(last=False)
+
+
+def _join(parts: Sequence[Collected]) -> Collected:
+    return Collected(
+        evidence=tuple(item for part in parts for item in part.evidence),
+        endorsements=tuple(item for part in parts for item in part.endorsements),
+        event_logs=tuple(item for part in parts for item in part.event_logs),
+    )
 
 
 def _bind(channel: ChannelState, nonce: bytes) -> tuple[bytes | None, bytes | None]:

@@ -9,11 +9,10 @@ import time
 
 import pytest
 
-from appliance.attestation.attester import Binding
+from appliance.attestation.attester import Binding, Collected
 from appliance.attestation.insecure import InsecureAttester
 from appliance.errors import AttestationUnavailable
 from client_sdk.wire import cbor
-from client_sdk.wire.attestation import EvidenceItem
 from tests import reference_decoder as reference
 from tests.integration.api.conftest import Client, Running, StartApi, chat
 
@@ -183,7 +182,7 @@ class Slow(InsecureAttester):
         self.running = 0
         self.most = 0
 
-    def collect(self, binding: Binding) -> tuple[EvidenceItem, ...]:
+    def collect(self, binding: Binding) -> Collected:
         self.running += 1
         self.most = max(self.most, self.running)
         time.sleep(self.delay_s)
@@ -231,7 +230,7 @@ def test_one_peer_gets_a_quarter_of_the_queue_and_quotes_one_by_one(api: StartAp
 
 def test_evidence_that_cannot_be_made_is_503_and_nothing_is_in_force(api: StartApi) -> None:
     class Failing(InsecureAttester):
-        def collect(self, binding: Binding) -> tuple[EvidenceItem, ...]:
+        def collect(self, binding: Binding) -> Collected:
             raise AttestationUnavailable("evidence_failed", "The device does not answer.", retry_after_s=30)
 
     running = api(attester=Failing(b"s" * 32))

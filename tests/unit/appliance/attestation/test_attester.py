@@ -8,12 +8,11 @@ import pytest
 
 from appliance import boot
 from appliance.attestation import attester
-from appliance.attestation.attester import ATTESTERS, Binding, Family, choose
+from appliance.attestation.attester import ATTESTERS, Binding, Collected, Family, choose
 from appliance.attestation.insecure import InsecureAttester
 from appliance.config import load
 from appliance.errors import AttestationUnavailable, BootError
 from appliance.service import Surroundings
-from client_sdk.wire.attestation import EvidenceItem
 from client_sdk.wire.names import MODE_INSECURE
 from tests import cddl
 from tests import reference_decoder as reference
@@ -50,7 +49,7 @@ def test_a_family_that_is_missing_says_why(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("rate", [0.0, 5.0])
 def test_b053_an_attester_that_makes_no_evidence_stops_the_start(monkeypatch: pytest.MonkeyPatch, rate: float) -> None:
     class Failing(InsecureAttester):
-        def collect(self, binding: Binding) -> tuple[EvidenceItem, ...]:
+        def collect(self, binding: Binding) -> Collected:
             raise AttestationUnavailable("evidence_failed", "the device does not answer")
 
     broken = Family(missing=lambda: None, create=lambda random_bytes: Failing(random_bytes(32)))
@@ -66,13 +65,12 @@ def test_insecure_evidence_signs_h_and_nothing_else() -> None:
     assert (one.family, one.mode) == ("insecure", "insecure")
     claims = b"claims bytes"
     report_data = hashlib.sha512(b"attested-inference report-data v1\0" + claims).digest()
-    (item,) = one.collect(Binding(report_data=report_data, claims=claims, nonce=b"n" * 32, spki=None))
+    (item,) = one.collect(Binding(report_data=report_data, claims=claims, nonce=b"n" * 32, spki=None)).evidence
     assert item.kind == "insecure"
     cddl.validate("insecure-evidence", item.content)
     statement = reference.read_cbor(item.content)
     signed, _ = reference.read_sign1(statement["evidence"], "insecure-evidence", statement["key"])
     assert signed == report_data
-    (other,) = InsecureAttester(b"z" * 32).collect(
-        Binding(report_data=report_data, claims=claims, nonce=b"n" * 32, spki=None)
-    )
+    binding = Binding(report_data=report_data, claims=claims, nonce=b"n" * 32, spki=None)
+    (other,) = InsecureAttester(b"z" * 32).collect(binding).evidence
     assert reference.read_cbor(other.content)["key"] != statement["key"]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from appliance.attestation import responder as module
+from appliance.attestation.attester import Attester, Binding, Collected, DeviceAttester
 from appliance.attestation.connection import ChannelState
 from appliance.attestation.insecure import InsecureAttester
 from appliance.attestation.limiter import QuoteLimiter
 from appliance.attestation.responder import InForce, Responder, Statement
 from appliance.identity import InstanceKeys, make_keys
-from client_sdk.wire.attestation import AttestationBundle, AttestationRequest
+from client_sdk.wire import digests
+from client_sdk.wire.attestation import AttestationBundle, AttestationRequest, EvidenceItem
 from client_sdk.wire.digests import sha256
 from tests import cddl
 from tests import reference_decoder as reference
@@ -27,9 +31,16 @@ class Clock:
         return self.now
 
 
-def make(clock: Clock, *, max_continued_s: int = 600) -> Responder:
+def make(
+    clock: Clock,
+    *,
+    max_continued_s: int = 600,
+    attester: Attester | None = None,
+    devices: Sequence[DeviceAttester] = (),
+) -> Responder:
     return Responder(
-        attester=InsecureAttester(b"s" * 32),
+        attester=attester or InsecureAttester(b"s" * 32),
+        devices=devices,
         statement=Statement(
             receipt_key=KEYS.receipt_cose,
             channel_key=KEYS.channel_cose,
@@ -134,4 +145,37 @@ async def test_showing_puts_nothing_in_force_and_is_not_remembered() -> None:
     bundle = await responder.show(b"n" * 32, channel)
     assert channel.in_force is None
     assert not (await responder.answer(ask(have=sha256(bundle.claims or b"")), channel)).continued
+    responder.close()
+
+
+class WithExtras(InsecureAttester):
+    def collect(self, binding: Binding) -> Collected:
+        return replace(
+            super().collect(binding),
+            endorsements=(EvidenceItem(kind="certificates", content=b"cpu"),),
+            event_logs=(EvidenceItem(kind="ccel", content=b"log"),),
+        )
+
+
+class Gpus:
+    kind = "nvidia"
+
+    def collect(self, nonce: bytes) -> Collected:
+        return Collected(
+            evidence=tuple(EvidenceItem(kind=self.kind, content=nonce + bytes([index])) for index in range(2)),
+            endorsements=(EvidenceItem(kind="certificates", content=b"gpu"),),
+        )
+
+
+async def test_devices_are_named_in_the_claims_and_all_that_was_collected_travels() -> None:
+    responder = make(Clock(), attester=WithExtras(b"s" * 32), devices=(Gpus(),))
+    bundle = AttestationBundle.parse((await responder.answer(ask(), plain())).encode())
+    nonce = digests.gpu_nonce(b"n" * 32, None)
+    assert [item.kind for item in bundle.evidence] == ["insecure", "nvidia", "nvidia"]
+    assert [item.content for item in bundle.evidence[1:]] == [nonce + b"\0", nonce + b"\1"]
+    assert read(bundle)["devices"] == [
+        {"kind": "nvidia", "evidence": digests.item_digest("nvidia", item.content)} for item in bundle.evidence[1:]
+    ]
+    assert [item.content for item in bundle.endorsements] == [b"cpu", b"gpu"]
+    assert bundle.event_logs == (EvidenceItem(kind="ccel", content=b"log"),)
     responder.close()
