@@ -17,14 +17,16 @@ _SPKI_P256_PREFIX = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d03010
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelFacts:
-    """What the TLS stack says of this very connection.
+    """What the TLS stack says of one connection.
 
     `spki` is the DER SubjectPublicKeyInfo of the certificate presented on it, `exported` the 32 bytes of
-    TLS-Exporter("Attestation", nonce, 32) (RFC 8446 section 7.5).
+    TLS-Exporter("Attestation", nonce, 32) (RFC 8446 section 7.5). `holder_asserted` marks facts that come from a file
+    instead of a live connection: whoever holds the file says so.
     """
 
     spki: bytes
     exported: bytes
+    holder_asserted: bool = False
 
 
 def check_tls_key(log: CheckLog, claims: AttestationClaims, channel: ChannelFacts | None) -> None:

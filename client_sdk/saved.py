@@ -165,7 +165,6 @@ def _appraise(saved: SavedAnswer, policy: Policy, now: float | None) -> Attestat
         channel=full.channel,
         policy=policy,
         now=full.verified_at if now is None else now,
-        holder_asserted=True,
     )
     if saved.prior is None:
         return result
@@ -293,6 +292,7 @@ class _Manifest:
             bundle=_read(self._directory / file_name, LIMIT_ATTESTATION_BUNDLE_BYTES),
             nonce=nonce,
             channel=ChannelFacts(
+                holder_asserted=True,
                 spki=self.hex(key, "spki", size=SPKI_P256_BYTES),
                 exported=self.hex(key, "exported", size=EXPORTER_BYTES),
             ),

@@ -14,7 +14,7 @@ from client_sdk.tee.endorsements import stapled
 from client_sdk.tee.evidence import AuthenticEvidence, Endorsements, ParsedEvidence, SessionBinding, Trust
 from client_sdk.tee.families import FAMILIES
 from client_sdk.wire import cose, digests
-from client_sdk.wire.attestation import AttestationBundle, AttestationClaims, EvidenceItem
+from client_sdk.wire.attestation import AttestationBundle, AttestationClaims, ChannelProof, EvidenceItem
 from client_sdk.wire.names import (
     CURVE_ED25519,
     CURVE_X25519,
@@ -117,18 +117,17 @@ def appraise(
     channel: ChannelFacts | None,
     policy: Policy,
     now: float,
-    holder_asserted: bool = False,
     endorsements: Endorsements | None = None,
 ) -> AttestationResult:
     """Appraise a full bundle: fresh evidence for this nonce on this channel (docs/attestation.md).
 
     `nonce` is the 32 bytes the caller drew, `channel` its own view of the connection (None only where there is no TLS),
-    `now` Unix seconds. `holder_asserted` marks channel facts that come from a file instead of a live connection;
-    `endorsements` are the caller's own, used beside those stapled to the bundle. Raises VerificationError, its `checks`
-    ending with the failed one; UndecidedError where an endorsement is missing.
+    `now` Unix seconds; `endorsements` are the caller's own, used beside those stapled to the bundle. Raises
+    VerificationError, its `checks` ending with the failed one; UndecidedError where an endorsement is missing.
     """
     log = CheckLog()
-    question = _Question(nonce=nonce, channel=channel, policy=policy, now=now, holder_asserted=holder_asserted)
+    holder = channel is not None and channel.holder_asserted
+    question = _Question(nonce=nonce, channel=channel, policy=policy, now=now, holder_asserted=holder)
     # (1) decode
     with log.step("bundle well formed"):
         decoded = AttestationBundle.parse(bundle)
@@ -145,16 +144,7 @@ def appraise(
     evidence = parsed.evidence.authenticate(log, parsed.endorsements, now=now)
     devices = [(kind, item.authenticate(log, parsed.endorsements, now=now)) for kind, item in parsed.devices]
     # (5) binding: evidence -> claims -> key and channel of this connection
-    spki = None if channel is None else channel.spki
-    bound = SessionBinding(claims=decoded.claims, nonce=nonce, binder=parsed.claims.binder, spki=spki)
-    evidence.check_session(log, bound)
-    _check_devices(log, decoded, parsed.claims)
-    for _, device in devices:
-        device.check_session(log, bound)
-    check_tls_key(log, parsed.claims, channel)
-    binder = check_binder(log, "binder", parsed.claims.binder, channel)
-    proof = authenticate_proof(log, decoded.channel_proof, parsed.channel_key, parsed.claims_digest)
-    check_binder(log, "binder in the channel proof", proof.binder, channel)
+    binder, proof = _check_binding(log, decoded, parsed, (evidence, *(device for _, device in devices)), question)
     # (6) freshness
     log.equal("nonce", Rejection.NONCE_MISMATCH, expected=nonce, actual=parsed.claims.nonce)
     log.equal("nonce in the channel proof", Rejection.NONCE_MISMATCH, expected=nonce, actual=proof.nonce)
@@ -285,6 +275,30 @@ def _parse_item(log: CheckLog, item: EvidenceItem) -> ParsedEvidence:
     if family is None:
         log.reject("device evidence", Rejection.FAMILY_NOT_ALLOWED, f"evidence of kind {item.kind[:64]!r} is unknown")
     return family.parse_evidence(item.content)
+
+
+def _check_binding(
+    log: CheckLog,
+    bundle: AttestationBundle,
+    parsed: _Parsed,
+    evidence: tuple[AuthenticEvidence, ...],
+    question: _Question,
+) -> tuple[bytes | None, ChannelProof]:
+    """Evidence -> claims -> key, exporter and channel key of this connection; returns its binder and the proof."""
+    assert bundle.claims is not None
+    channel, claims = question.channel, parsed.claims
+    spki = None if channel is None else channel.spki
+    bound = SessionBinding(claims=bundle.claims, nonce=question.nonce, binder=claims.binder, spki=spki)
+    first, *devices = evidence
+    first.check_session(log, bound)
+    _check_devices(log, bundle, claims)
+    for device in devices:
+        device.check_session(log, bound)
+    check_tls_key(log, claims, channel)
+    binder = check_binder(log, "binder", claims.binder, channel)
+    proof = authenticate_proof(log, bundle.channel_proof, parsed.channel_key, parsed.claims_digest)
+    check_binder(log, "binder in the channel proof", proof.binder, channel)
+    return binder, proof
 
 
 def _check_devices(log: CheckLog, bundle: AttestationBundle, claims: AttestationClaims) -> None:

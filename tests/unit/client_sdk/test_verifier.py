@@ -314,7 +314,9 @@ def test_a_binder_without_tls_is_refused(part: str) -> None:
 
 def test_offline_channel_facts_are_marked_as_the_holders() -> None:
     w = world()
-    result = appraise(w.bundle, nonce=NONCE, channel=w.channel, policy=w.policy, now=NOW, holder_asserted=True)
+    assert w.channel is not None
+    channel = replace(w.channel, holder_asserted=True)
+    result = appraise(w.bundle, nonce=NONCE, channel=channel, policy=w.policy, now=NOW)
     assert {f.trust for f in result.facts if f.name == "channel binder"} == {"holder-asserted"}
 
 
