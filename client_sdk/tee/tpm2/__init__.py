@@ -1,0 +1,1 @@
+"""TPM 2.0: quotes over platform configuration registers. Measured boot, not memory encryption."""
