@@ -21,6 +21,7 @@ from client_sdk.judge import VerifiedAnswer
 from client_sdk.tls import make_client_context
 from client_sdk.wire import cose, names
 from client_sdk.wire.receipt import ReceiptClaims
+from tests.e2e.evidence import Collected, check_answer, check_receipt
 from tests.e2e.programs import MODEL, Served, make_policy, wait_for
 
 pytestmark = pytest.mark.model
@@ -85,7 +86,7 @@ def claims_of(receipt: bytes) -> ReceiptClaims:
     return ReceiptClaims.parse(sign1.payload)
 
 
-def test_worker_killed_in_mid_stream(frail: Served, frail_policy: Policy) -> None:
+def test_worker_killed_in_mid_stream(frail: Served, frail_policy: Policy, collected: Collected) -> None:
     kept: list[VerifiedAnswer] = []
     restarts = frail.gauge("appliance_engine_restarts")
     with Appliance(frail.url, policy=frail_policy, save=kept.append) as appliance:
@@ -103,6 +104,8 @@ def test_worker_killed_in_mid_stream(frail: Served, frail_policy: Policy) -> Non
         assert ready(appliance)
     assert frail.gauge("appliance_engine_restarts") == restarts + 1
     assert kept[0].body is not None
+    assert check_answer(kept[0]) == "error"
+    collected.answers += kept
     assert b'"error":{' in kept[0].body
     assert names.DONE_BLOCK not in kept[0].body
     assert "".join(got)
@@ -164,7 +167,8 @@ def test_client_gone_in_mid_stream(frail: Served, frail_policy: Policy) -> None:
             return response if response.status_code == 200 else None
 
         receipt = wait_for(fetched, limit_s=3, what="the receipt").content
-    assert claims_of(receipt).response.status == "cancelled"
+        key = appliance.attest().claims.receipt_key
+    assert claims_of(receipt).response.status == check_receipt(receipt, key) == "cancelled"
 
 
 def test_half_a_request(workspace: Path) -> None:
