@@ -10,7 +10,7 @@ CODE = "MALFORMED_EVIDENCE"
 class Reader:
     """Takes fields from the front of one structure; `where` names it in errors. Raises WireError."""
 
-    __slots__ = ("_data", "_at", "_where")
+    __slots__ = ("_at", "_data", "_where")
 
     def __init__(self, data: bytes, where: str, *, limit_bytes: int) -> None:
         if len(data) > limit_bytes:
