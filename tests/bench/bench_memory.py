@@ -1,4 +1,4 @@
-"""Memory of the appliance's two processes: after boot, after 50 requests, and what 2,000 short ones leave behind.
+"""Memory of the appliance's two processes after boot and after 50 requests, and what 2,000 more leave behind.
 
     python tests/bench/bench_memory.py [--requests 2000]
 
@@ -32,6 +32,7 @@ MIB = 1 << 20
 CONTEXT_BYTES = 30 * 2 * 3 * 64 * 2 * 4096
 WARM_UP = 50
 KEPT_RECEIPTS = 1024
+CONNECTIONS = 300
 
 
 def ask(client: Appliance, count: int, tokens: int, prompt: str) -> None:
@@ -40,6 +41,13 @@ def ask(client: Appliance, count: int, tokens: int, prompt: str) -> None:
         request = completion_request(tokens, stream=number % 2 == 1, prompt=prompt)
         if client.http.post(COMPLETIONS, json=request).status_code != 200:
             raise SystemExit("a request failed")
+
+
+def connect(served: ServedAppliance, count: int) -> None:
+    """New connections, each attested and used once."""
+    for _ in range(count):
+        with Appliance(served.url, policy=served.policy) as client:
+            client.attest()
 
 
 class Watched:
@@ -71,6 +79,10 @@ def main() -> None:
             full = Watched(served)
             ask(client, counted, 1, "Hi")
         end = Watched(served)
+        connect(served, CONNECTIONS)
+        connected = Watched(served)
+        connect(served, CONNECTIONS)
+        reconnected = Watched(served)
     limit = f"<= {(model_bytes + CONTEXT_BYTES) / MIB + 300:.0f} MiB"
     each = {"unit": "bytes/request"}
     report(
@@ -92,6 +104,11 @@ def main() -> None:
                 name="worker, over both",
                 samples=[(end.worker.private - warm.worker.private) / options.requests],
                 **each,
+            ),
+            Figure(
+                name="API process, new attested connections",
+                samples=[(reconnected.api.private - connected.api.private) / CONNECTIONS],
+                unit="bytes/connection",
             ),
         ],
         model_mib=round(model_bytes / MIB, 1),

@@ -159,7 +159,7 @@ def calls() -> list[Figure]:
 
 
 def share(answers: int) -> list[Figure]:
-    """Receipt work of both sides in per cent of the wall time of a streamed answer, as its client sees it."""
+    """CPU time of receipt work on both sides, in per cent of the wall time of the quickest of the streamed answers."""
     watch = StopWatch()
     for name in ("__init__", "feed", "finish"):
         watch.watch(StreamVerifier, name)
@@ -182,10 +182,11 @@ def share(answers: int) -> list[Figure]:
             served.stop()
         server_s = json.loads(meter.read_text())
     rows = list(zip(walls, server_s, client_s, strict=True))[1:]
+    quickest = min(walls)  # a machine that is slow because others use it must not make the share look small
     return [
         Figure(
             name=f"receipt work of both sides, {TOKENS}-token answer",
-            samples=[100 * (made + checked) / wall for wall, made, checked in rows],
+            samples=[100 * (made + checked) / quickest for _, made, checked in rows],
             unit="%",
             target="<= 1",
         ),

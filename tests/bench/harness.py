@@ -225,6 +225,10 @@ class BareLoop:
         elapsed, made = json.loads(self._process.stdout.readline())
         return elapsed, made
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def close(self) -> None:
         self._process.communicate()
 
@@ -294,6 +298,27 @@ def cpu_s(pid: int) -> float:
     for task in Path(f"/proc/{pid}/task").iterdir():
         total += int(task.joinpath("schedstat").read_text().split()[0])
     return total / 1e9
+
+
+class Neighbours:
+    """What the rest of the machine does meanwhile: on a busy machine the appliance, which uses two cores, loses more
+    than a loop that uses one."""
+
+    def __init__(self, ours: Sequence[int]) -> None:
+        self._ours = (*ours, os.getpid())
+        self._at = self._read()
+
+    def cores(self) -> float:
+        """Cores kept busy by others, time stolen by the host included, since the last call."""
+        before, self._at = self._at, self._read()
+        wall, busy, own = (now - then for now, then in zip(self._at, before, strict=True))
+        return max(0.0, (busy - own) / wall)
+
+    def _read(self) -> tuple[float, float, float]:
+        fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+        idle = fields[3] + fields[4]
+        busy = (sum(fields[:8]) - idle) / os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), busy, sum(cpu_s(pid) for pid in self._ours)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
