@@ -39,4 +39,5 @@ class Family:
 
 FAMILIES: Mapping[str, Family] = {
     "insecure": Family(folder="insecure"),
+    "nitro": Family(folder="nitro"),
 }

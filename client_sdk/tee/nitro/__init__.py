@@ -1,0 +1,1 @@
+"""AWS Nitro: attestation documents of Nitro Enclaves and of NitroTPM."""
