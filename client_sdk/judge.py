@@ -214,19 +214,24 @@ class StreamJudge:
         )
 
     def _verify(self) -> Iterator[bytes]:
-        """Block by block, so that what was verified before a lie in the same chunk is still handed out."""
+        """Checkpoint by checkpoint, so that what was verified before a lie in the same chunk is still handed out."""
         waiting = bytes(self._waiting)
         self._waiting.clear()
         self._waiting_chunks = 0
-        self._at_block_start = waiting.endswith(_BLOCK_END) or not waiting
         start = 0
         while start < len(waiting):
-            end = waiting.find(_BLOCK_END, start) + len(_BLOCK_END)
-            piece = waiting[start : end if end >= len(_BLOCK_END) else len(waiting)]
+            piece = waiting[start : self._release_point(waiting, start)]
             start += len(piece)
+            self._at_block_start = piece.endswith(_BLOCK_END)
             released = b"".join(self._verifier.feed(piece))
             if released:
                 yield released
+
+    def _release_point(self, waiting: bytes, start: int) -> int:
+        """Behind the next block that may release something: a checkpoint, or the rest of a block begun before."""
+        mark = waiting.find(names.COMMENT_CHECKPOINT, start) if self._at_block_start else start
+        end = waiting.find(_BLOCK_END, mark) if mark >= 0 else -1
+        return len(waiting) if end < 0 else end + len(_BLOCK_END)
 
     def finish(self) -> tuple[bytes, VerifiedReceipt]:
         """At the clean end: what was held back, and the receipt. Raises VerificationError."""

@@ -71,6 +71,8 @@ def parse_block(raw: bytes) -> Block:
         return _comment(raw)
     if raw == names.DONE_BLOCK:
         return Block(kind="done", raw=raw, content=b"")
+    if raw.startswith(b"data:") and raw.find(b"\n") == len(raw) - 2:  # one line, as nearly always
+        return Block(kind="frame", raw=raw, content=raw[5:-2].removeprefix(b" "))
     lines = raw[:-2].split(b"\n")
     if not all(line.startswith(b"data:") for line in lines):
         raise malformed("a line that is neither data nor a comment between frames")
