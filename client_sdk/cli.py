@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from client_sdk import console
+from client_sdk.cli_evidence import parse_time, verify_evidence
 from client_sdk.console import (
     EXIT_ACCEPT,
     EXIT_BUG,
@@ -147,7 +147,7 @@ def chat(url: str, prompt: str, policy_path: Path, as_json: bool, **options: Any
 @_json_option
 def verify(directory: Path, policy_path: Path, now: str | None, as_json: bool) -> int:
     """Verify a saved answer again, offline. Without --now, by the clock of the moment when it was first verified."""
-    moment = None if now is None else _parse_time(now)
+    moment = None if now is None else parse_time(now)
 
     def work() -> Outcome:
         from client_sdk.policy import Policy
@@ -241,6 +241,9 @@ def policy_show(path: Path, as_json: bool) -> int:
         )
 
     return _finish(work, as_json=as_json)
+
+
+cli.add_command(verify_evidence)
 
 
 def _finish(work: Callable[[], Outcome], *, as_json: bool, tables_to_stderr: bool = False) -> int:
@@ -337,20 +340,6 @@ def _api_key(name: str | None) -> str | None:
     if not value:
         raise click.UsageError(f"the environment variable {name} is not set")
     return value.strip()
-
-
-def _parse_time(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        pass
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.UsageError(f"--now {text}: not a time") from None
-    if moment.tzinfo is None:
-        raise click.UsageError("--now needs a zone, such as 2026-11-29T16:00:00Z")
-    return moment.timestamp()
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -59,7 +59,7 @@ class ShownFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The one result of a run."""
+    """The one result of a run. `extra` are fields of the JSON that only some commands have."""
 
     result: Result
     code: str
@@ -68,6 +68,7 @@ class Outcome:
     checks: tuple[Check, ...] = ()
     facts: tuple[ShownFact, ...] = field(default=())
     insecure: bool = False
+    extra: tuple[tuple[str, object], ...] = ()
 
 
 def outcome_of(error: SdkError) -> Outcome:
@@ -194,6 +195,7 @@ def _json(outcome: Outcome) -> dict[str, Any]:
         "message": outcome.message,
         "checks": [{"name": c.name, "status": c.status, "detail": c.detail} for c in outcome.checks],
         "claims": _claims(outcome.facts),
+        **dict(outcome.extra),
     }
 
 

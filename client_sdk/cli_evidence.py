@@ -1,0 +1,129 @@
+"""Commands of appliance-client about what others made: evidence, AIR receipts, endorsements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from client_sdk.console import EXIT_ACCEPT, Outcome, ShownFact, outcome_of, print_outcome
+from client_sdk.errors import SdkError
+from client_sdk.surroundings import of_this_process
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON object.")
+_now_option = click.option("--now", metavar="TIME", help="Judge at this time (ISO 8601 with zone, or Unix seconds).")
+
+LIMIT_FILE_BYTES = 1 << 20
+LIMIT_FIELD_BYTES = 1024
+NOT_BOUND = "warning: the binding was not checked, so this evidence may have been made for anybody, at any time"
+KEY_ONLY = "warning: the evidence binds the certificate's key only; nothing shows that it is fresh or who sends it"
+_FAMILIES = ("snp", "azure", "tdx", "sgx", "nitro", "tpm2", "nvidia", "certificate")
+
+
+@click.command("verify-evidence")
+@click.option("--family", type=click.Choice(_FAMILIES), required=True, help="What made the evidence.")
+@click.option("--evidence", "evidence_path", type=_FILE, required=True, help="The evidence.")
+@click.option("--endorsement", "endorsement_paths", type=_FILE, multiple=True, help="What vouches; may be repeated.")
+@click.option("--policy", "policy_path", type=_FILE, required=True, help="Your policy (TOML); needs no models.")
+@click.option("--report-data", metavar="HEX", help="The report data the evidence must carry.")
+@click.option("--nonce", metavar="HEX", help="The nonce the evidence must carry.")
+@_now_option
+@click.option("--report-only", is_flag=True, help="Admit a policy without measurements: they are not checked then.")
+@_json_option
+def verify_evidence(
+    family: str,
+    evidence_path: Path,
+    endorsement_paths: tuple[Path, ...],
+    policy_path: Path,
+    report_data: str | None,
+    nonce: str | None,
+    now: str | None,
+    report_only: bool,
+    as_json: bool,
+) -> int:
+    """Judge one piece of evidence of any protocol, offline."""
+    if report_data is not None and nonce is not None:
+        raise click.UsageError("give --report-data or --nonce, not both")
+    expected_data, expected_nonce = parse_hex(report_data, "--report-data"), parse_hex(nonce, "--nonce")
+    moment = of_this_process().now() if now is None else parse_time(now)
+    evidence = _read(evidence_path)
+    endorsements = [_read(path) for path in endorsement_paths]
+
+    def work() -> Outcome:
+        from client_sdk.foreign import ForeignFiles, ForeignPolicy, judge
+        from client_sdk.tee.evidence import ForeignBinding
+
+        policy = ForeignPolicy.load(policy_path, report_only=report_only)
+        verdict = judge(
+            ForeignFiles(family=family, evidence=evidence, endorsements=endorsements),
+            policy,
+            ForeignBinding(report_data=expected_data, nonce=expected_nonce),
+            now=moment,
+        )
+        unbound = {"not-checked": NOT_BOUND, "key": "" if verdict.fresh else KEY_ONLY}
+        return Outcome(
+            result="accept",
+            code="OK",
+            exit_code=EXIT_ACCEPT,
+            message=unbound.get(verdict.binding, ""),
+            checks=verdict.checks,
+            facts=tuple(ShownFact(name=f.name, value=f.value, trust=f.trust) for f in verdict.facts),
+            extra=(("binding", verdict.binding), ("fresh", verdict.fresh)),
+        )
+
+    return _finish(work, as_json=as_json, otherwise=(("binding", "not-checked"), ("fresh", False)))
+
+
+def _finish(work: Callable[[], Outcome], *, as_json: bool, otherwise: tuple[tuple[str, object], ...] = ()) -> int:
+    """Run and print; `otherwise` are the extra fields of an outcome that is no acceptance."""
+    try:
+        outcome = work()
+    except SdkError as error:
+        outcome = replace(outcome_of(error), extra=otherwise)
+    print_outcome(outcome, as_json=as_json)
+    return outcome.exit_code
+
+
+def parse_time(text: str) -> float:
+    """Unix seconds, or ISO 8601 with a zone. Raises UsageError."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = None
+    if seconds is not None:
+        if not math.isfinite(seconds):
+            raise click.UsageError(f"--now {text}: not a time")
+        return seconds
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(f"--now {text}: not a time") from None
+    if moment.tzinfo is None:
+        raise click.UsageError("--now needs a zone, such as 2026-11-29T16:00:00Z")
+    return moment.timestamp()
+
+
+def parse_hex(text: str | None, option: str) -> bytes | None:
+    """At least one byte in hex. Raises UsageError."""
+    if text is None:
+        return None
+    try:
+        value = bytes.fromhex(text)
+    except ValueError:
+        raise click.UsageError(f"{option}: not hex") from None
+    if not 1 <= len(value) <= LIMIT_FIELD_BYTES:
+        raise click.UsageError(f"{option}: 1 to {LIMIT_FIELD_BYTES} bytes")
+    return value
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(LIMIT_FILE_BYTES + 1)
+    except OSError as error:
+        raise click.UsageError(f"cannot read {path}: {error.strerror}") from None
