@@ -40,4 +40,5 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     "insecure": Family(folder="insecure"),
     "nitro": Family(folder="nitro"),
+    "tpm2": Family(folder="tpm2"),
 }

@@ -40,6 +40,11 @@ def report_data(claims: bytes) -> bytes:
     return hashlib.sha512(_PREFIX + b"report-data v1\x00" + claims).digest()
 
 
+def tpm_extra_data(claims: bytes) -> bytes:
+    """The 32 bytes a TPM signs as extraData for these attestation claims: SHA-256 where `report_data` has SHA-512."""
+    return labelled("report-data v1", claims)
+
+
 def channel_binder(spki: bytes, exported: bytes) -> bytes:
     """SHA-256(SPKI DER || 32 bytes of TLS exporter output): this very connection and this very key."""
     return hashlib.sha256(spki + exported).digest()
