@@ -3,6 +3,8 @@
 with Appliance("https://host:8443", policy="policy.toml") as appliance:
     print(appliance.chat("Why is the sky blue?", model="smollm2-135m-instruct").text)
     client = appliance.openai()          # the stock openai client, talking through the same verification
+
+An address is https://host:port, vsock://CID:port, vsock+unix:///path:port or unix:///path (see client_sdk.vsock).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from client_sdk.saved import save_answer
 from client_sdk.surroundings import Surroundings, of_this_process
 from client_sdk.transport import AsyncVerifyingTransport, VerifyingTransport
 from client_sdk.verifier import AttestationResult
+from client_sdk.vsock import parse_appliance_address
 
 if TYPE_CHECKING:
     import openai
@@ -70,7 +73,8 @@ class _Common:
         save: Save,
         surroundings: Surroundings | None,
     ) -> None:
-        self._origin = parse_appliance_url(url)
+        address = parse_appliance_address(url)
+        self._origin, self._connector = address.origin, address.connector
         self.policy = policy if isinstance(policy, Policy) else Policy.load(policy)
         self._api_key = api_key
         self._save = save
@@ -141,7 +145,7 @@ class Appliance(_Common):
     ) -> None:
         super().__init__(url, policy=policy, api_key=api_key, save=save, surroundings=surroundings)
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-        self._transport = VerifyingTransport(self._judge)
+        self._transport = VerifyingTransport(self._judge, connector=self._connector)
         self.http = self._client()
 
     def __enter__(self) -> Appliance:
@@ -234,7 +238,7 @@ class AsyncAppliance(_Common):
     ) -> None:
         super().__init__(url, policy=policy, api_key=api_key, save=save, surroundings=surroundings)
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-        self._transport = AsyncVerifyingTransport(self._judge)
+        self._transport = AsyncVerifyingTransport(self._judge, connector=self._connector)
         self.http = self._client()
 
     async def __aenter__(self) -> AsyncAppliance:
@@ -310,10 +314,5 @@ class AsyncAppliance(_Common):
 
 
 def parse_appliance_url(url: str) -> httpx.URL:
-    """The origin https://host[:port] of an appliance. Raises ValueError for anything else."""
-    parsed = httpx.URL(url)
-    if parsed.scheme != "https" or not parsed.host:
-        raise ValueError("the address of an appliance is https://host:port")
-    if parsed.raw_path not in (b"", b"/") or parsed.userinfo or parsed.fragment:
-        raise ValueError("the address of an appliance is an origin: no path, query, fragment or credentials")
-    return parsed.copy_with(raw_path=b"/")
+    """The origin of an appliance, by any of the addresses it can have. Raises ValueError for anything else."""
+    return parse_appliance_address(url).origin

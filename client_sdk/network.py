@@ -21,6 +21,7 @@ import httpcore
 from client_sdk.errors import AuthenticityError, MalformedError, Rejection, TransportError
 from client_sdk.tls import TlsSession, make_client_context
 from client_sdk.tls_streams import READ_BYTES, AsyncTlsStream, TlsStream, mapped_errors
+from client_sdk.vsock import Connector
 
 MAX_RESPONSE_HEAD_BYTES = 16_384
 
@@ -168,7 +169,7 @@ class _UnattestedStream(httpcore.NetworkStream):
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> TlsStream:
         """Handshake, certificate, attestation. The standard library's `ssl_context` has no exporter and is not used."""
-        name = _server_name(server_hostname) if server_hostname else None
+        name = _server_name(server_hostname) if server_hostname and self._backend.connector is None else None
         stream = TlsStream(self._sock, TlsSession(self._backend.context, server_name=name), self._authority)
         try:
             with mapped_errors(httpcore.ConnectTimeout, httpcore.ConnectError):
@@ -187,12 +188,14 @@ class AttestingBackend(httpcore.NetworkBackend):
     """For httpcore.ConnectionPool(network_backend=...).
 
     `attest(stream)` judges a connection and returns what `stream.attestation` shall be, or raises; `now` gives Unix
-    seconds, for the validity of certificates.
+    seconds, for the validity of certificates. With a `connector` every connection is made by it, whatever host and
+    port are asked for, and no server name is sent: the name is made up.
     """
 
-    def __init__(self, *, attest: Attest, now: Callable[[], float]) -> None:
+    def __init__(self, *, attest: Attest, now: Callable[[], float], connector: Connector | None = None) -> None:
         self.attest = attest
         self.now = now
+        self.connector = connector
         self.context = make_client_context()
 
     def connect_tcp(
@@ -204,6 +207,9 @@ class AttestingBackend(httpcore.NetworkBackend):
         socket_options: SocketOptions = None,
     ) -> httpcore.NetworkStream:
         """Raises httpcore.ConnectError, httpcore.ConnectTimeout."""
+        if self.connector is not None:
+            with mapped_errors(httpcore.ConnectTimeout, httpcore.ConnectError):
+                return _UnattestedStream(self.connector.connect(timeout), _authority(host, port), self)
         source = None if local_address is None else (local_address, 0)
         with mapped_errors(httpcore.ConnectTimeout, httpcore.ConnectError):
             sock = socket.create_connection((host, port), timeout, source_address=source)
@@ -254,7 +260,7 @@ class _AsyncUnattestedStream(httpcore.AsyncNetworkStream):
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> AsyncTlsStream:
         """See _UnattestedStream.start_tls."""
-        name = _server_name(server_hostname) if server_hostname else None
+        name = _server_name(server_hostname) if server_hostname and self._backend.connector is None else None
         stream = AsyncTlsStream(self._sock, TlsSession(self._backend.context, server_name=name), self._authority)
         try:
             with mapped_errors(httpcore.ConnectTimeout, httpcore.ConnectError):
@@ -273,9 +279,10 @@ class _AsyncUnattestedStream(httpcore.AsyncNetworkStream):
 class AsyncAttestingBackend(httpcore.AsyncNetworkBackend):
     """For httpcore.AsyncConnectionPool(network_backend=...). See AttestingBackend; needs asyncio."""
 
-    def __init__(self, *, attest: AsyncAttest, now: Callable[[], float]) -> None:
+    def __init__(self, *, attest: AsyncAttest, now: Callable[[], float], connector: Connector | None = None) -> None:
         self.attest = attest
         self.now = now
+        self.connector = connector
         self.context = make_client_context()
 
     async def connect_tcp(
@@ -287,6 +294,11 @@ class AsyncAttestingBackend(httpcore.AsyncNetworkBackend):
         socket_options: SocketOptions = None,
     ) -> httpcore.AsyncNetworkStream:
         """Raises httpcore.ConnectError, httpcore.ConnectTimeout."""
+        if self.connector is not None:
+            with mapped_errors(httpcore.ConnectTimeout, httpcore.ConnectError):
+                async with asyncio.timeout(timeout):
+                    sock = await self.connector.aconnect()
+            return _AsyncUnattestedStream(sock, _authority(host, port), self)
         with mapped_errors(httpcore.ConnectTimeout, httpcore.ConnectError):
             async with asyncio.timeout(timeout):
                 sock = await _connect_first(host, port, local_address)

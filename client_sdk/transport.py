@@ -23,6 +23,7 @@ from client_sdk.judge import Judge, Received, StreamJudge, response_extensions
 from client_sdk.network import AsyncAttestingBackend, AttestingBackend, apost_over_stream, post_over_stream
 from client_sdk.session import AttestationRecord, media_type
 from client_sdk.tls_streams import AsyncTlsStream, TlsStream
+from client_sdk.vsock import Connector
 from client_sdk.wire.names import (
     LIMIT_ATTESTATION_BUNDLE_BYTES,
     LIMIT_RECEIPT_BYTES,
@@ -57,14 +58,16 @@ class VerifyingTransport(httpx.BaseTransport):
     """For httpx.Client. Reads a whole answer before returning it; streams release verified frames only.
 
     Raises VerificationError, UndecidedError (no attestation to be had now), ApplianceError (the attestation endpoint
-    failed), and httpx's transport errors. Facts about a response are in its extensions: `verified`,
-    `verified_receipt`, `attestation`.
+    failed), and httpx's transport errors. `connector` replaces the TCP connection to the origin. Facts about a response
+    are in its extensions: `verified`, `verified_receipt`, `attestation`.
     """
 
-    def __init__(self, judge: Judge, *, attest_timeout_s: float = ATTEST_TIMEOUT_S) -> None:
+    def __init__(
+        self, judge: Judge, *, connector: Connector | None = None, attest_timeout_s: float = ATTEST_TIMEOUT_S
+    ) -> None:
         self._judge = judge
         self._attest_timeout_s = attest_timeout_s
-        backend = AttestingBackend(attest=self._attest, now=judge.surroundings.now)
+        backend = AttestingBackend(attest=self._attest, now=judge.surroundings.now, connector=connector)
         self._pool = make_pool(backend, judge.expired)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -150,10 +153,12 @@ class VerifyingTransport(httpx.BaseTransport):
 class AsyncVerifyingTransport(httpx.AsyncBaseTransport):
     """For httpx.AsyncClient on asyncio. See VerifyingTransport."""
 
-    def __init__(self, judge: Judge, *, attest_timeout_s: float = ATTEST_TIMEOUT_S) -> None:
+    def __init__(
+        self, judge: Judge, *, connector: Connector | None = None, attest_timeout_s: float = ATTEST_TIMEOUT_S
+    ) -> None:
         self._judge = judge
         self._attest_timeout_s = attest_timeout_s
-        backend = AsyncAttestingBackend(attest=self._attest, now=judge.surroundings.now)
+        backend = AsyncAttestingBackend(attest=self._attest, now=judge.surroundings.now, connector=connector)
         self._pool = make_async_pool(backend, judge.expired)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
