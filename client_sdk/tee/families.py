@@ -39,6 +39,7 @@ class Family:
 
 FAMILIES: Mapping[str, Family] = {
     "insecure": Family(folder="insecure"),
+    "sev-snp": Family(folder="snp"),
     "nitro": Family(folder="nitro"),
     "tpm2": Family(folder="tpm2"),
 }
