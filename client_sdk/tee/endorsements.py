@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 
-from client_sdk.tee import x509
+from client_sdk.tee import der, x509
 from client_sdk.tee.evidence import Endorsements, EventLog
 from client_sdk.wire.attestation import EvidenceItem
 from client_sdk.wire.errors import WireError
@@ -17,7 +17,7 @@ _LIMIT_BYTES = 1 << 20
 
 
 def recognise(data: bytes) -> Endorsements:
-    """What a file of unknown kind is: certificates and CRLs (DER or PEM), DCAP collateral, RIM, event log, JWKS.
+    """What a file is by its content: certificates and CRLs (DER or PEM), OCSP, DCAP collateral, RIM, log, token, JWKS.
 
     Raises WireError MALFORMED_ENDORSEMENT or MALFORMED_CERTIFICATE.
     """
@@ -30,6 +30,8 @@ def recognise(data: bytes) -> Endorsements:
         return Endorsements(rims=(data,))
     if _CCEL_SPEC_ID in data[:128]:
         return Endorsements(event_logs=(EventLog(kind="ccel", content=data),))
+    if _is_ocsp_answer(data):
+        return Endorsements(ocsp=(data,))
     certificates, crls = x509.split(data)
     return Endorsements(
         certificates=tuple(x509.parse_certificate(block) for block in certificates),
@@ -47,6 +49,8 @@ def merge(parts: Iterable[Endorsements]) -> Endorsements:
             crls=merged.crls + part.crls,
             collateral=merged.collateral + part.collateral,
             rims=merged.rims + part.rims,
+            ocsp=merged.ocsp + part.ocsp,
+            tokens=merged.tokens + part.tokens,
             event_logs=merged.event_logs + part.event_logs,
             jwks=merged.jwks or part.jwks,
         )
@@ -68,11 +72,21 @@ def stapled(items: Iterable[EvidenceItem], event_logs: Iterable[EvidenceItem], o
     return merge([*found, Endorsements(event_logs=logs)])
 
 
+def _is_ocsp_answer(data: bytes) -> bool:
+    """An OCSPResponse begins with its status, an ENUMERATED of one byte; nothing else here does (RFC 6960 4.2.1)."""
+    if data[:1] != bytes([der.SEQUENCE]):
+        return False
+    content = der.read(data)[0].content
+    return content[:2] == b"\x0a\x01"
+
+
 def _recognise_json(data: bytes) -> Endorsements:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
         raise WireError(_CODE, "not JSON") from None
+    if isinstance(document, list) and document[:1] and isinstance(document[0], list) and document[0][:1] == ["JWT"]:
+        return Endorsements(tokens=(data,))
     if isinstance(document, list):
         return Endorsements(event_logs=(EventLog(kind="dstack", content=data),))
     if "keys" in document:

@@ -30,14 +30,17 @@ class EventLog:
 class Endorsements:
     """What vouches for evidence and was given along with it, from wherever: nothing in here is believed unverified.
 
-    `collateral` are DCAP quote collaterals (JSON texts), `rims` NVIDIA reference manifests (XML), `jwks` a JSON Web Key
-    Set that the caller trusts for tokens.
+    `collateral` are DCAP quote collaterals (JSON texts), `rims` NVIDIA reference manifests (XML), `ocsp` answers about
+    certificates (DER), `tokens` detached EATs of NVIDIA's attestation service (JSON), `jwks` a JSON Web Key Set that
+    the caller trusts for tokens.
     """
 
     certificates: tuple[Certificate, ...] = ()
     crls: tuple[Crl, ...] = ()
     collateral: tuple[str, ...] = ()
     rims: tuple[bytes, ...] = ()
+    ocsp: tuple[bytes, ...] = ()
+    tokens: tuple[bytes, ...] = ()
     event_logs: tuple[EventLog, ...] = ()
     jwks: bytes | None = None
 
