@@ -1,7 +1,7 @@
 """Layout of SEV-SNP attestation reports (AMD SEV-SNP Firmware ABI, document 56860, table "ATTESTATION_REPORT").
 
 A report is 1184 bytes, little-endian; bytes 0..0x29F are signed, the signature is at 0x2A0 and the rest is zero.
-Versions 2, 3 and 5 are known; they differ in what used to be reserved. The evidence item `sev-snp` is the report itself.
+Versions 2, 3 and 5 are known; they differ in what used to be reserved. The evidence item is the report itself.
 """
 
 from __future__ import annotations
