@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from client_sdk import console
-from client_sdk.cli_evidence import parse_time, verify_evidence
+from client_sdk.cli_evidence import parse_time, verify_air, verify_evidence
 from client_sdk.console import (
     EXIT_ACCEPT,
     EXIT_BUG,
@@ -244,6 +244,7 @@ def policy_show(path: Path, as_json: bool) -> int:
 
 
 cli.add_command(verify_evidence)
+cli.add_command(verify_air)
 
 
 def _finish(work: Callable[[], Outcome], *, as_json: bool, tables_to_stderr: bool = False) -> int:
@@ -339,6 +340,12 @@ def _api_key(name: str | None) -> str | None:
     value = os.environ.get(name)  # noqa: TID251
     if not value:
         raise click.UsageError(f"the environment variable {name} is not set")
+    from client_sdk.client import check_api_key
+
+    try:
+        check_api_key(value.strip())
+    except ValueError as error:
+        raise click.UsageError(f"the environment variable {name}: {error}") from None
     return value.strip()
 
 

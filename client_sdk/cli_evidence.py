@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from client_sdk.console import EXIT_ACCEPT, Outcome, ShownFact, outcome_of, print_outcome
+from client_sdk.console import EXIT_ACCEPT, EXIT_MALFORMED, EXIT_REJECT, Outcome, ShownFact, outcome_of, print_outcome
 from client_sdk.errors import SdkError
 from client_sdk.surroundings import of_this_process
+
+if TYPE_CHECKING:
+    from client_sdk.wire.air import AirClaims
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON object.")
@@ -22,6 +26,7 @@ LIMIT_FILE_BYTES = 1 << 20
 LIMIT_FIELD_BYTES = 1024
 NOT_BOUND = "warning: the binding was not checked, so this evidence may have been made for anybody, at any time"
 KEY_ONLY = "warning: the evidence binds the certificate's key only; nothing shows that it is fresh or who sends it"
+_AIR_FORM_LAYERS = (1, 3)  # structure and claims: the bytes are wrong, not who signed them
 _FAMILIES = ("snp", "azure", "tdx", "sgx", "nitro", "tpm2", "nvidia", "certificate")
 
 
@@ -127,3 +132,88 @@ def _read(path: Path) -> bytes:
             return file.read(LIMIT_FILE_BYTES + 1)
     except OSError as error:
         raise click.UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+@click.command("verify-air")
+@click.argument("receipt_path", metavar="RECEIPT", type=_FILE)
+@click.option("--key", metavar="HEX", required=True, help="The attested Ed25519 key, 32 bytes in hex.")
+@click.option("--nonce", metavar="HEX", help="The nonce the receipt must carry.")
+@click.option("--model-hash", metavar="HEX", help="The model hash the receipt must name, 32 bytes.")
+@click.option("--platform", metavar="TYPE", help="The measurement type: nitro-pcr or tdx-mrtd-rtmr.")
+@click.option("--max-age", metavar="SECONDS", type=click.IntRange(min=0), help="How old the receipt may be.")
+@click.option("--allow-evaluation", is_flag=True, help="Admit receipts of security mode `evaluation`.")
+@_now_option
+@_json_option
+def verify_air(
+    receipt_path: Path,
+    key: str,
+    nonce: str | None,
+    model_hash: str | None,
+    platform: str | None,
+    max_age: int | None,
+    allow_evaluation: bool,
+    now: str | None,
+    as_json: bool,
+) -> int:
+    """Verify an AIR receipt (draft -02) of any maker: AIR-local, which says nothing of a TEE."""
+    public, expected_nonce, expected_hash = (
+        parse_hex(key, "--key"),
+        parse_hex(nonce, "--nonce"),
+        parse_hex(model_hash, "--model-hash"),
+    )
+    if public is None or len(public) != 32:
+        raise click.UsageError("--key: 32 bytes are needed")
+    if expected_hash is not None and len(expected_hash) != 32:
+        raise click.UsageError("--model-hash: 32 bytes are needed")
+    moment = of_this_process().now() if now is None else parse_time(now)
+    receipt = _read(receipt_path)
+
+    from client_sdk.air import ASSURANCE, AirPolicy, AirRejected
+    from client_sdk.air import verify_air as verify
+
+    policy = AirPolicy(
+        nonce=expected_nonce,
+        model_hash=expected_hash,
+        platform=platform,
+        max_age_s=max_age,
+        allow_evaluation=allow_evaluation,
+    )
+    try:
+        result = verify(receipt, key=public, policy=policy, now=moment)
+    except AirRejected as error:
+        outcome = Outcome(
+            result="reject",
+            code=error.code,
+            exit_code=EXIT_MALFORMED if error.layer in _AIR_FORM_LAYERS else EXIT_REJECT,
+            message=error.detail,
+            checks=error.checks,
+            extra=(("layer", error.layer), ("assurance", "none")),
+        )
+    else:
+        stale = "" if result.freshness != "not checked" else "; warning: neither nonce nor age was checked"
+        outcome = Outcome(
+            result="accept",
+            code="OK",
+            exit_code=EXIT_ACCEPT,
+            message=f"{ASSURANCE}: nothing here shows that the key lives in a TEE{stale}",
+            checks=result.checks,
+            facts=_air_facts(result.claims),
+            extra=(("assurance", result.assurance), ("freshness", result.freshness)),
+        )
+    print_outcome(outcome, as_json=as_json)
+    return outcome.exit_code
+
+
+def _air_facts(claims: AirClaims) -> tuple[ShownFact, ...]:
+    """The claims, all of them by their signer's word alone until somebody reconciles them with its attestation."""
+    measured = claims.enclave_measurements
+    values = {
+        field.name: getattr(claims, field.name) for field in fields(claims) if field.name != "enclave_measurements"
+    }
+    values |= {"measurement_type": measured.measurement_type, **measured.registers}
+    texts = {
+        name: value.hex() if isinstance(value, bytes) else str(value)
+        for name, value in values.items()
+        if value is not None
+    }
+    return tuple(ShownFact(name=name, value=text, trust="key-signed") for name, text in texts.items())
