@@ -74,6 +74,7 @@ class _Common:
         surroundings: Surroundings | None,
     ) -> None:
         address = parse_appliance_address(url)
+        check_api_key(api_key)
         self._origin, self._connector = address.origin, address.connector
         self.policy = policy if isinstance(policy, Policy) else Policy.load(policy)
         self._api_key = api_key
@@ -311,6 +312,12 @@ class AsyncAppliance(_Common):
             follow_redirects=False,
             trust_env=False,
         )
+
+
+def check_api_key(api_key: str | None) -> None:
+    """Raises ValueError, without quoting it, for a key that no header can carry: HTTP libraries would quote it."""
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key and " " not in api_key):
+        raise ValueError("an API key is printable ASCII without blanks (a file's last newline does not belong to it)")
 
 
 def parse_appliance_url(url: str) -> httpx.URL:

@@ -70,7 +70,8 @@ def refuse(appliance: Appliance, said: list[bytes]) -> None:
 
 
 def begin(appliance: Appliance) -> Iterator[str]:
-    pieces = iter(appliance.stream(f"Write a very long story about {CANARY}.", model=MODEL, max_tokens=3000))
+    prompt = f"Write a very long story about {CANARY}."
+    pieces = iter(appliance.stream(prompt, model=MODEL, max_tokens=3000, seed=5))
     next(pieces)
     return pieces
 

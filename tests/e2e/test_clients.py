@@ -124,16 +124,17 @@ def test_parallel_answers_equal_their_solo_answers(server: Served, policy: Polic
 
 
 async def test_two_hundred_short_streams_all_end(server: Served, policy: Policy) -> None:
-    """A stream that does not end with [DONE] and its receipt raises; none may."""
+    """A stream that does not end with its receipt and [DONE] raises; none may."""
     async with AsyncAppliance(server.url, policy=policy) as appliance:
-        places = asyncio.Semaphore(8)
+        client, places = appliance.openai(), asyncio.Semaphore(8)
 
         async def one(number: int) -> str:
             async with places:
-                stream = appliance.stream(f"{number}", model=MODEL, max_tokens=2, seed=number)
-                async for _ in stream:
-                    pass
-                return stream.receipt.claims.response.status
+                stream = await client.completions.create(
+                    model=MODEL, prompt=f"{number}", max_tokens=2, seed=number, stream=True
+                )
+                chunks = [chunk async for chunk in stream]
+                return appliance.receipt_for(chunks[0].id).claims.response.status
 
         statuses = await asyncio.gather(*(one(number) for number in range(200)))
     assert statuses == ["complete"] * 200
