@@ -39,6 +39,8 @@ class Family:
 
 FAMILIES: Mapping[str, Family] = {
     "insecure": Family(folder="insecure"),
+    "sgx": Family(folder="sgx"),
+    "tdx": Family(folder="tdx"),
     "sev-snp": Family(folder="snp"),
     "nitro": Family(folder="nitro"),
     "tpm2": Family(folder="tpm2"),
