@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from appliance import facts
 from appliance.api.app import build_app, build_metrics_app
-from appliance.attestation.attester import Attester, Binding, choose
+from appliance.attestation.attester import Attester, Binding, Measured, choose
 from appliance.attestation.connection import ConnectionLimits
 from appliance.attestation.limiter import QuoteLimiter
 from appliance.attestation.ra_tls import CertificateRotator
@@ -101,12 +101,33 @@ async def boot(config: Config, host: Host, attester: Attester, progress: Fractio
 
 def choose_attester(config: Config, surroundings: Surroundings) -> Attester:
     """The configured attester, proven to work by one quote. Raises BootError before anything is loaded."""
-    attester = choose(config.attestation.attester, random_bytes=surroundings.random_bytes)
+    attester = choose(config.attestation, random_bytes=surroundings.random_bytes)
     try:
         _quote(attester, surroundings)
     except AttestationUnavailable as error:
         raise BootError(f"the attester {attester.family!r} makes no evidence: {error.message}") from error
     return attester
+
+
+def machine_lines(config: Config, surroundings: Surroundings) -> list[str]:
+    """`[families.NAME]` in TOML for this machine as it runs now, where its attester can tell. Raises BootError."""
+    attester = choose_attester(config, surroundings)
+    if not isinstance(attester, Measured):
+        return []
+    try:
+        table = attester.reference_table()
+    except AttestationUnavailable as error:
+        raise BootError(f"the attester {attester.family!r} tells no reference values: {error.message}") from error
+    return ["", f"[families.{attester.family}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+
+
+def _toml(value: object) -> str:
+    """Lists, tables and texts of digests as TOML on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f'"{key}" = {_toml(entry)}' for key, entry in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(entry) for entry in value) + "]"
+    return f'"{value}"'
 
 
 def _service(

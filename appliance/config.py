@@ -69,6 +69,14 @@ class AttestationConfig:
     quotes_per_s: float = _setting(0.0, low=0.0, high=10000.0)
     """0 = derived from the measured time of one quote."""
     max_waiting: int = _setting(64, low=1, high=4096)
+    tpm2_tcti: str = _setting("device:/dev/tpmrm0", low=1, high=256, digest=False)
+    """How the TPM is reached, in the words of tpm2-tss."""
+    tpm2_pcrs: tuple[str, ...] = _setting(("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "11"))
+    """Registers of the SHA-256 bank that quotes cover."""
+    tpm2_key_handle: str = _setting("", digest=False)
+    """A persistent attestation key, such as 0x81010002; empty: the TPM's primary key of a fixed template."""
+    tpm2_ak_certificate: str = _setting("", digest=False)
+    """DER file with the certificate of the attestation key; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -22,6 +23,9 @@ from appliance.config import Config
 from appliance.errors import BootError
 from appliance.models.store import ModelStore, default_store_root
 from client_sdk.wire.names import MODE_INSECURE
+
+if TYPE_CHECKING:
+    from appliance.service import Surroundings
 
 _ENVIRON = os.environ  # noqa: TID251 - composition root
 _INSECURE_BANNER = (
@@ -63,7 +67,11 @@ def serve(
 @config_option
 @model_option
 @click.option("--attester", help="As for serve: the configuration digest covers it.")
-@click.option("--on-this-machine", is_flag=True, help="Also print the device digest of this machine.")
+@click.option(
+    "--on-this-machine",
+    is_flag=True,
+    help="Also print what only this machine can tell: device digest, TPM key, registers.",
+)
 def reference_values(
     config_path: Path | None, model_names: tuple[str, ...], attester: str | None, on_this_machine: bool
 ) -> None:
@@ -81,6 +89,11 @@ def reference_values(
     if on_this_machine:
         lines.append(f"# device digest of this machine, for people: {device_facts().digest.hex()}")
     lines += ["", "[models]", *(f'"{name}" = "{identity.hex()}"' for name, identity in sorted(identities.items()))]
+    if on_this_machine:
+        from appliance.boot import machine_lines
+
+        with _reported():
+            lines += machine_lines(config, _surroundings())
     click.echo("\n".join(lines))
 
 
@@ -105,10 +118,12 @@ def doctor() -> None:
     from appliance.attestation.attester import ATTESTERS
     from appliance.hygiene import find_unsafe_environment, no_swap_warning
 
+    with _reported():
+        config = _load(None, (), (), None).attestation
     table = Table("check", "result", box=None, pad_edge=False)
     hardware = 0
     for name, family in ATTESTERS.items():
-        reason = family.missing()
+        reason = family.missing(config)
         hardware += name != MODE_INSECURE and reason is None
         table.add_row(f"attester {name}", "usable" if reason is None else f"missing: {reason}")
     table.add_row("attestation hardware", "found" if hardware else "none: only --attester insecure can serve here")
@@ -125,14 +140,9 @@ async def _serve(config: Config) -> None:
     from appliance.hygiene import check_environment, harden_process, no_swap_warning
     from appliance.keys import KeyRing
     from appliance.models.progress import fractions, terminal_progress
-    from appliance.service import Surroundings
 
     console = Console(stderr=True)
-    surroundings = Surroundings(
-        clock=time.time,  # noqa: TID251 - composition root
-        monotonic=time.monotonic,
-        random_bytes=os.urandom,  # noqa: TID251 - composition root
-    )
+    surroundings = _surroundings()
     attester = choose_attester(config, surroundings)
     insecure = attester.mode == MODE_INSECURE
     allowed = frozenset(config.hygiene.allowed_environment)
@@ -163,6 +173,16 @@ async def _serve(config: Config) -> None:
         await serving.run(appliance, config, sockets, ready)
     finally:
         await appliance.close()
+
+
+def _surroundings() -> Surroundings:
+    from appliance.service import Surroundings
+
+    return Surroundings(
+        clock=time.time,  # noqa: TID251 - composition root
+        monotonic=time.monotonic,
+        random_bytes=os.urandom,  # noqa: TID251 - composition root
+    )
 
 
 def _address(name: tuple[str, int]) -> str:

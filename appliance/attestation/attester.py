@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from appliance.config import AttestationConfig
 from appliance.errors import BootError
 from client_sdk.wire.attestation import EvidenceItem
 from client_sdk.wire.names import MODE_INSECURE
@@ -49,6 +50,14 @@ class Attester(Protocol):
         """Evidence over `binding`: one item of this family. Raises AttestationUnavailable."""
 
 
+@runtime_checkable
+class Measured(Protocol):
+    """An attester that can say what a policy would have to name for this very machine, as it runs now."""
+
+    def reference_table(self) -> Mapping[str, object]:
+        """The table `[families.NAME]` of a policy. Raises AttestationUnavailable."""
+
+
 class DeviceAttester(Protocol):
     """Collects the evidence of devices beside the CPU (GPUs). `collect` may block, as an Attester's."""
 
@@ -65,43 +74,74 @@ class DeviceAttester(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One way to attest. `missing` tells why this machine cannot use it (None: it can); `create` makes the attester."""
+    """One way to attest. `missing` tells why this machine cannot use it (None: it can); `create` makes the attester.
 
-    missing: Callable[[], str | None]
-    create: Callable[[Callable[[int], bytes]], Attester]
+    `automatic` families are those that "auto" may choose: hardware that keeps the host out of memory.
+    """
+
+    missing: Callable[[AttestationConfig], str | None]
+    create: Callable[[AttestationConfig, Callable[[int], bytes]], Attester]
+    automatic: bool = True
 
 
-def _create_insecure(random_bytes: Callable[[int], bytes]) -> Attester:
+def _create_insecure(_config: AttestationConfig, random_bytes: Callable[[int], bytes]) -> Attester:
     from appliance.attestation.insecure import InsecureAttester
 
     return InsecureAttester(random_bytes(32))
 
 
+def _missing_nitro(config: AttestationConfig) -> str | None:
+    from appliance.attestation import nitro
+
+    return nitro.missing(config)
+
+
+def _create_nitro(config: AttestationConfig, random_bytes: Callable[[int], bytes]) -> Attester:
+    from appliance.attestation import nitro
+
+    return nitro.create(config, random_bytes)
+
+
+def _missing_tpm2(config: AttestationConfig) -> str | None:
+    from appliance.attestation import tpm2
+
+    return tpm2.missing(config)
+
+
+def _create_tpm2(config: AttestationConfig, random_bytes: Callable[[int], bytes]) -> Attester:
+    from appliance.attestation import tpm2
+
+    return tpm2.create(config, random_bytes)
+
+
 ATTESTERS: Mapping[str, Family] = {
-    MODE_INSECURE: Family(missing=lambda: None, create=_create_insecure),
+    "nitro": Family(missing=_missing_nitro, create=_create_nitro),
+    "tpm2": Family(missing=_missing_tpm2, create=_create_tpm2, automatic=False),
+    MODE_INSECURE: Family(missing=lambda _config: None, create=_create_insecure, automatic=False),
 }
 
 
-def choose(name: str, *, random_bytes: Callable[[int], bytes]) -> Attester:
-    """The attester `name`, or for "auto" the first hardware family of this machine.
+def choose(config: AttestationConfig, *, random_bytes: Callable[[int], bytes]) -> Attester:
+    """The attester that `config` names, or for "auto" the first hardware family of this machine.
 
     "auto" never falls back to "insecure": without evidence the appliance does not listen. Raises BootError.
     """
+    name = config.attester
     if name == "auto":
-        return _choose_hardware(random_bytes)
+        return _choose_hardware(config, random_bytes)
     family = ATTESTERS.get(name)
     if family is None:
         raise BootError(f"attestation.attester {name!r} is unknown; known: auto, {', '.join(sorted(ATTESTERS))}")
-    reason = family.missing()
+    reason = family.missing(config)
     if reason is not None:
         raise BootError(f"attestation.attester {name!r} cannot be used here: {reason}")
-    return family.create(random_bytes)
+    return family.create(config, random_bytes)
 
 
-def _choose_hardware(random_bytes: Callable[[int], bytes]) -> Attester:
-    for name, family in ATTESTERS.items():
-        if name != MODE_INSECURE and family.missing() is None:
-            return family.create(random_bytes)
+def _choose_hardware(config: AttestationConfig, random_bytes: Callable[[int], bytes]) -> Attester:
+    for family in ATTESTERS.values():
+        if family.automatic and family.missing(config) is None:
+            return family.create(config, random_bytes)
     raise BootError(
         "no attestation hardware was found, and without evidence this appliance does not listen. "
         "`appliance doctor` tells what is missing; `--attester insecure` is for trying things out: it proves nothing "

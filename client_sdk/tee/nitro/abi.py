@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from client_sdk.tee.nitro import cbor_reader
-from client_sdk.tee.nitro.cbor_reader import CODE
-from client_sdk.wire import cbor
+from client_sdk.wire import cbor, foreign_cbor
 from client_sdk.wire.errors import WireError
 from client_sdk.wire.fields import MapReader
+from client_sdk.wire.foreign_cbor import CODE
 
 KIND: Final = "nitro"
 ENCLAVE: Final = "Nitro Enclave"
@@ -62,7 +61,7 @@ class Document:
 
 def parse_document(content: bytes) -> Document:
     """Parse a document as the NSM returned it, with or without tag 18. Raises WireError MALFORMED_EVIDENCE."""
-    outer = cbor_reader.decode(content, limit_bytes=LIMIT_DOCUMENT_BYTES, optional_tag=_TAG_SIGN1)
+    outer = foreign_cbor.decode(content, limit_bytes=LIMIT_DOCUMENT_BYTES, optional_tag=_TAG_SIGN1)
     if type(outer) is not list or len(outer) != 4:
         raise WireError(CODE, "a Nitro document is a COSE_Sign1 of four parts")
     protected, unprotected, payload, signature = outer
@@ -76,7 +75,7 @@ def parse_document(content: bytes) -> Document:
 
 
 def _parse_payload(protected: bytes, payload: bytes, signature: bytes) -> Document:
-    reader = MapReader(cbor_reader.decode(payload, limit_bytes=LIMIT_DOCUMENT_BYTES), "Nitro document", CODE)
+    reader = MapReader(foreign_cbor.decode(payload, limit_bytes=LIMIT_DOCUMENT_BYTES), "Nitro document", CODE)
     module_id = reader.text("module_id")
     if not module_id.isprintable():
         raise WireError(CODE, "module_id is not printable")

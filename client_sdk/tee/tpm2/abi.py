@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from client_sdk.tee.tpm2.structures import CODE, Reader
 from client_sdk.wire import cbor
 from client_sdk.wire.errors import WireError
 from client_sdk.wire.fields import MapReader
@@ -43,6 +42,7 @@ ATTRIBUTE_RESTRICTED: Final = 1 << 16
 ATTRIBUTE_DECRYPT: Final = 1 << 17
 ATTRIBUTE_SIGN: Final = 1 << 18
 
+_CODE = "MALFORMED_EVIDENCE"
 _MAX_BANKS = 16
 _MAX_SELECT_BYTES = 4
 _MAX_DIGEST_BYTES = 64
@@ -143,7 +143,7 @@ def encode_item(*, attest: bytes, signature: bytes, public: bytes, certificate: 
 
 def parse_item(content: bytes) -> Item:
     """Parse the content of a `tpm2` item. Raises WireError."""
-    reader = MapReader(cbor.decode(content, limit_bytes=LIMIT_ITEM_BYTES), "tpm2 evidence", CODE)
+    reader = MapReader(cbor.decode(content, limit_bytes=LIMIT_ITEM_BYTES), "tpm2 evidence", _CODE)
     item = Item(
         attest=parse_attest(reader.take("attest", bytes)),
         signature=parse_signature(reader.take("signature", bytes)),
@@ -156,12 +156,12 @@ def parse_item(content: bytes) -> Item:
 
 def parse_attest(data: bytes) -> Attest:
     """Parse a TPMS_ATTEST that is a quote (Part 2, section 10.12.12). Raises WireError."""
-    reader = Reader(data, "TPMS_ATTEST", limit_bytes=LIMIT_STRUCTURE_BYTES)
+    reader = _Reader(data, "TPMS_ATTEST", limit_bytes=LIMIT_STRUCTURE_BYTES)
     magic, kind = reader.integer(4, "magic"), reader.integer(2, "type")
     if magic != MAGIC:
-        raise WireError(CODE, f"TPMS_ATTEST has magic {magic:#010x}: not made inside a TPM")
+        raise WireError(_CODE, f"TPMS_ATTEST has magic {magic:#010x}: not made inside a TPM")
     if kind != TYPE_QUOTE:
-        raise WireError(CODE, f"TPMS_ATTEST has type {kind:#06x} instead of a quote")
+        raise WireError(_CODE, f"TPMS_ATTEST has type {kind:#06x} instead of a quote")
     attest = Attest(
         encoded=data,
         qualified_signer=reader.sized("qualifiedSigner", limit_bytes=_MAX_NAME_BYTES),
@@ -180,10 +180,10 @@ def parse_attest(data: bytes) -> Attest:
 
 def parse_signature(data: bytes) -> Signature:
     """Parse a TPMT_SIGNATURE (Part 2, section 11.3.4) by RSASSA, RSAPSS or ECDSA. Raises WireError."""
-    reader = Reader(data, "TPMT_SIGNATURE", limit_bytes=LIMIT_STRUCTURE_BYTES)
+    reader = _Reader(data, "TPMT_SIGNATURE", limit_bytes=LIMIT_STRUCTURE_BYTES)
     scheme = reader.integer(2, "sigAlg")
     if scheme not in (ALG_RSASSA, ALG_RSAPSS, ALG_ECDSA):
-        raise WireError(CODE, f"TPMT_SIGNATURE by unknown scheme {scheme:#06x}")
+        raise WireError(_CODE, f"TPMT_SIGNATURE by unknown scheme {scheme:#06x}")
     hash_id = _hash(reader, "hash")
     if scheme == ALG_ECDSA:
         r = int.from_bytes(reader.sized("signatureR", limit_bytes=_MAX_COORDINATE_BYTES), "big")
@@ -197,10 +197,10 @@ def parse_signature(data: bytes) -> Signature:
 
 def parse_public(data: bytes) -> Public:
     """Parse the TPMT_PUBLIC of an RSA or ECC key (Part 2, section 12.2.4). Raises WireError."""
-    reader = Reader(data, "TPMT_PUBLIC", limit_bytes=LIMIT_STRUCTURE_BYTES)
+    reader = _Reader(data, "TPMT_PUBLIC", limit_bytes=LIMIT_STRUCTURE_BYTES)
     kind = reader.integer(2, "type")
     if kind not in (ALG_RSA, ALG_ECC):
-        raise WireError(CODE, f"TPMT_PUBLIC of unknown type {kind:#06x}")
+        raise WireError(_CODE, f"TPMT_PUBLIC of unknown type {kind:#06x}")
     name_hash, attributes = _hash(reader, "nameAlg"), reader.integer(4, "objectAttributes")
     policy = reader.sized("authPolicy", limit_bytes=_MAX_DIGEST_BYTES)
     symmetric = reader.integer(2, "symmetric")
@@ -212,7 +212,7 @@ def parse_public(data: bytes) -> Public:
         bits, exponent = reader.integer(2, "keyBits"), reader.integer(4, "exponent") or 65537
         modulus = int.from_bytes(reader.sized("modulus", limit_bytes=_MAX_RSA_BYTES), "big")
         if modulus.bit_length() != bits:
-            raise WireError(CODE, f"TPMT_PUBLIC: the modulus has not {bits} bits")
+            raise WireError(_CODE, f"TPMT_PUBLIC: the modulus has not {bits} bits")
     else:
         curve, kdf = reader.integer(2, "curveID"), reader.integer(2, "kdf")
         if kdf != ALG_NULL:
@@ -246,26 +246,59 @@ def pcr_digest(hash_id: int, selections: Sequence[PcrSelection], values: Mapping
     return digest.digest()
 
 
-def _selections(reader: Reader) -> tuple[PcrSelection, ...]:
+class _Reader:
+    """Takes fields from the front of one structure; `where` names it in errors. Raises WireError."""
+
+    __slots__ = ("_at", "_data", "_where")
+
+    def __init__(self, data: bytes, where: str, *, limit_bytes: int) -> None:
+        if len(data) > limit_bytes:
+            raise WireError(_CODE, f"{where} is larger than {limit_bytes} bytes")
+        self._data, self._at, self._where = data, 0, where
+
+    def take(self, size: int, what: str) -> bytes:
+        end = self._at + size
+        if end > len(self._data):
+            raise WireError(_CODE, f"{self._where} ends within {what}")
+        piece, self._at = self._data[self._at : end], end
+        return piece
+
+    def integer(self, size: int, what: str) -> int:
+        return int.from_bytes(self.take(size, what), "big")
+
+    def sized(self, what: str, *, limit_bytes: int) -> bytes:
+        """A TPM2B: two bytes of length, then that many bytes."""
+        size = self.integer(2, what)
+        if size > limit_bytes:
+            raise WireError(_CODE, f"{self._where}: {what} has {size} bytes, more than {limit_bytes}")
+        return self.take(size, what)
+
+    def finish(self) -> None:
+        left = len(self._data) - self._at
+        if left:
+            raise WireError(_CODE, f"{left} bytes after {self._where}")
+
+
+def _selections(reader: _Reader) -> tuple[PcrSelection, ...]:
     """TPML_PCR_SELECTION (Part 2, section 10.9.7)."""
     count = reader.integer(4, "number of PCR banks")
     if count > _MAX_BANKS:
-        raise WireError(CODE, f"TPMS_ATTEST selects {count} PCR banks")
+        raise WireError(_CODE, f"TPMS_ATTEST selects {count} PCR banks")
     found: list[PcrSelection] = []
     for _ in range(count):
         bank = reader.integer(2, "PCR bank")
         size = reader.integer(1, "size of the PCR selection")
         if size > _MAX_SELECT_BYTES:
-            raise WireError(CODE, f"TPMS_ATTEST has a PCR selection of {size} bytes")
+            raise WireError(_CODE, f"TPMS_ATTEST has a PCR selection of {size} bytes")
         bits = int.from_bytes(reader.take(size, "PCR selection"), "little")
         registers = tuple(register for register in range(8 * size) if bits >> register & 1)
         if any(other.bank == bank for other in found):
-            raise WireError(CODE, f"TPMS_ATTEST selects PCR bank {bank:#06x} twice")
+            raise WireError(_CODE, f"TPMS_ATTEST selects PCR bank {bank:#06x} twice")
         found.append(PcrSelection(bank=bank, registers=registers))
     return tuple(found)
 
 
-def _scheme(reader: Reader) -> tuple[int, int]:
+def _scheme(reader: _Reader) -> tuple[int, int]:
     """The scheme a key is bound to (TPMT_RSA_SCHEME, TPMT_ECC_SCHEME) and its hash."""
     scheme = reader.integer(2, "scheme")
     if scheme in (ALG_NULL, ALG_RSAES):
@@ -276,15 +309,15 @@ def _scheme(reader: Reader) -> tuple[int, int]:
     return scheme, hash_id
 
 
-def _hash(reader: Reader, what: str) -> int:
+def _hash(reader: _Reader, what: str) -> int:
     hash_id = reader.integer(2, what)
     if hash_id not in HASHES:
-        raise WireError(CODE, f"{what} is the unknown hash {hash_id:#06x}")
+        raise WireError(_CODE, f"{what} is the unknown hash {hash_id:#06x}")
     return hash_id
 
 
-def _yes_no(reader: Reader, what: str) -> bool:
+def _yes_no(reader: _Reader, what: str) -> bool:
     value = reader.integer(1, what)
     if value > 1:
-        raise WireError(CODE, f"{what} is neither 0 nor 1")
+        raise WireError(_CODE, f"{what} is neither 0 nor 1")
     return value == 1

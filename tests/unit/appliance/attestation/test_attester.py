@@ -10,7 +10,7 @@ from appliance import boot
 from appliance.attestation import attester
 from appliance.attestation.attester import ATTESTERS, Binding, Collected, Family, choose
 from appliance.attestation.insecure import InsecureAttester
-from appliance.config import load
+from appliance.config import AttestationConfig, load
 from appliance.errors import AttestationUnavailable, BootError
 from appliance.service import Surroundings
 from client_sdk.wire.names import MODE_INSECURE
@@ -22,28 +22,32 @@ def seeded(count: int) -> bytes:
     return bytes(range(count))
 
 
+def named(name: str) -> AttestationConfig:
+    return AttestationConfig(attester=name)
+
+
 def test_b053_auto_never_falls_back_to_insecure() -> None:
-    assert [name for name, family in ATTESTERS.items() if family.missing() is None] == [MODE_INSECURE]
+    assert [name for name, family in ATTESTERS.items() if family.missing(named("auto")) is None] == [MODE_INSECURE]
     with pytest.raises(BootError, match="no attestation hardware was found"):
-        choose("auto", random_bytes=seeded)
+        choose(named("auto"), random_bytes=seeded)
 
 
 @pytest.mark.parametrize("name", ["", "Insecure", "snp ", "nonsense"])
 def test_an_unknown_name_is_refused_and_the_known_ones_are_named(name: str) -> None:
     with pytest.raises(BootError, match="known: auto, insecure"):
-        choose(name, random_bytes=seeded)
+        choose(named(name), random_bytes=seeded)
 
 
 def test_a_family_that_is_missing_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     families = {
         **ATTESTERS,
-        "tpm": Family(missing=lambda: "no /dev/tpmrm0", create=lambda _: InsecureAttester(b"s" * 32)),
+        "tpm": Family(missing=lambda _: "no /dev/tpmrm0", create=lambda *_: InsecureAttester(b"s" * 32)),
     }
     monkeypatch.setattr(attester, "ATTESTERS", families)
     with pytest.raises(BootError, match="no /dev/tpmrm0"):
-        choose("tpm", random_bytes=seeded)
+        choose(named("tpm"), random_bytes=seeded)
     with pytest.raises(BootError, match="no attestation hardware"):
-        choose("auto", random_bytes=seeded)
+        choose(named("auto"), random_bytes=seeded)
 
 
 @pytest.mark.parametrize("rate", [0.0, 5.0])
@@ -52,7 +56,7 @@ def test_b053_an_attester_that_makes_no_evidence_stops_the_start(monkeypatch: py
         def collect(self, binding: Binding) -> Collected:
             raise AttestationUnavailable("evidence_failed", "the device does not answer")
 
-    broken = Family(missing=lambda: None, create=lambda random_bytes: Failing(random_bytes(32)))
+    broken = Family(missing=lambda _: None, create=lambda _, random_bytes: Failing(random_bytes(32)))
     monkeypatch.setattr(attester, "ATTESTERS", {"insecure": broken})
     config = load(f"[attestation]\nattester = 'insecure'\nquotes_per_s = {rate}\n", environ={})
     around = Surroundings(clock=lambda: 0.0, monotonic=lambda: 0.0, random_bytes=seeded)
@@ -61,7 +65,7 @@ def test_b053_an_attester_that_makes_no_evidence_stops_the_start(monkeypatch: py
 
 
 def test_insecure_evidence_signs_h_and_nothing_else() -> None:
-    one = choose("insecure", random_bytes=seeded)
+    one = choose(named("insecure"), random_bytes=seeded)
     assert (one.family, one.mode) == ("insecure", "insecure")
     claims = b"claims bytes"
     report_data = hashlib.sha512(b"attested-inference report-data v1\0" + claims).digest()

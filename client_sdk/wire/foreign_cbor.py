@@ -1,4 +1,4 @@
-"""A bounded reader for the CBOR that Nitro writes (RFC 8949), which is not our deterministic CBOR.
+"""A bounded reader for CBOR that others wrote (RFC 8949): AWS Nitro's, which is not our deterministic CBOR.
 
 Real documents have an indefinite-length payload map and keys in no particular order, so both are read here. Refused are
 duplicate keys, trailing bytes, tags (but one that the caller names), floats, undefined, indefinite strings, keys that
@@ -129,4 +129,4 @@ class _Reader:
             raise self._fail("text that is not UTF-8") from None
 
     def _fail(self, what: str) -> WireError:
-        return WireError(CODE, f"Nitro document: {what} at offset {self._at}")
+        return WireError(CODE, f"foreign CBOR: {what} at offset {self._at}")
