@@ -48,8 +48,11 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
+	@if ! command -v swtpm >/dev/null || ! pkg-config --exists tss2-esys 2>/dev/null; then \
+		echo "The tests quote with a software TPM. Install it and its headers, for example: apt-get install swtpm libtss2-dev pkg-config" >&2; exit 1; \
+	fi
 	@echo "Installing what the tests need"
-	@$(PIP_INSTALL) -e '.[demo,test]' 2>&1 | $(PY) scripts/pip_progress.py $(VENV)/install-test.log || \
+	@$(PIP_INSTALL) -e '.[demo,test,tpm2]' 2>&1 | $(PY) scripts/pip_progress.py $(VENV)/install-test.log || \
 		{ tail -n 40 $(VENV)/install-test.log >&2; echo "The installation failed; its whole log is $(VENV)/install-test.log" >&2; exit 1; }
 	@touch $@
 
