@@ -20,7 +20,7 @@ from appliance.attestation.limiter import QuoteLimiter
 from appliance.attestation.ra_tls import CertificateRotator
 from appliance.attestation.responder import Responder, Statement
 from appliance.attestation.tls_server import ChannelProtocol, make_protocol_class
-from appliance.config import Config
+from appliance.config import Config, allowed_cids
 from appliance.engine.supervisor import SupervisedEngine
 from appliance.errors import AttestationUnavailable, BootError
 from appliance.identity import InstanceKeys, make_keys
@@ -234,6 +234,8 @@ def _connection_limits(config: Config) -> ConnectionLimits:
         body_idle_s=limits.body_idle_s,
         max_connections=limits.connections,
         max_per_peer=limits.connections_per_peer,
+        max_per_cid=limits.connections_per_cid,
+        allowed_cids=allowed_cids(config),
         keep_alive_s=limits.keep_alive_s,
     )
 
@@ -242,7 +244,7 @@ def _register_levels(service: Service, protocol_class: type[ChannelProtocol]) ->
     metrics, stats = service.metrics, protocol_class.stats
     metrics.level("active_requests", "Requests that hold a place", lambda: service.active)
     metrics.level("open_connections", "Open connections", lambda: stats.open)
-    metrics.level("refused_connections", "Connections refused", lambda: stats.refused_total + stats.refused_peer)
+    metrics.level("refused_connections", "Connections refused", lambda: stats.refused)
     metrics.level("ready", "1 while requests are answered", lambda: float(service.ready))
     engines = [model.engine for model in service.models.values() if isinstance(model.engine, SupervisedEngine)]
     metrics.level("engine_active_jobs", "Jobs under evaluation", lambda: sum(e.active for e in engines))

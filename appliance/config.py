@@ -7,7 +7,6 @@ it could not be read.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import tomllib
 import types
@@ -17,11 +16,12 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from appliance.addresses import Address, HybridAddress, InheritedSockets, TcpAddress, parse_address
 from appliance.errors import BootError
 from client_sdk.wire import digests
+from client_sdk.wire.vsock import parse_cid
 
 _ENV_PREFIX = "APPLIANCE_"
-_PORT = re.compile(r"[0-9]{1,5}")
 _NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?")
 
 
@@ -38,9 +38,13 @@ def _setting(default: Any, *, low: float | None = None, high: float | None = Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """`listen` entries are HOST:PORT ([::1]:8443 for IPv6)."""
+    """`listen` has the addresses of the attested listener, in the forms of `appliance.addresses`.
+
+    `unsafe_plain_http_listen` has those of one without TLS: no channel is bound there, so no policy admits it.
+    """
 
     listen: tuple[str, ...] = _setting(("127.0.0.1:8443",), digest=False)
+    unsafe_plain_http_listen: tuple[str, ...] = _setting((), digest=False)
     issuer: str = _setting("attested-inference", low=1, high=1024)
     max_body_bytes: int = _setting(4 << 20, low=1024, high=256 << 20)
     max_request_s: float = _setting(600.0, low=1.0, high=86400.0)
@@ -59,6 +63,15 @@ class LimitsConfig:
     keep_alive_s: float = _setting(75.0, low=0.1, high=3600.0)
     connections: int = _setting(256, low=1, high=65536)
     connections_per_peer: int = _setting(64, low=1, high=65536)
+    connections_per_cid: int = _setting(256, low=1, high=65536)
+    backlog: int = _setting(512, low=1, high=65536)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VsockConfig:
+    """`allowed_cids`: context ids that may connect over vsock, as numbers, "host" or "local"; empty = all."""
+
+    allowed_cids: tuple[str, ...] = _setting((), digest=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +144,7 @@ class HygieneConfig:
 class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    vsock: VsockConfig = field(default_factory=VsockConfig)
     attestation: AttestationConfig = field(default_factory=AttestationConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     models: tuple[ModelConfig, ...] = ()
@@ -151,7 +165,12 @@ class Config:
             if section.name != "models"
         }
         tree["models"] = [_section_map(model, pinned_only=True) for model in self.models]
-        tree["listeners"] = ["tls"] + ["plain-metrics"] * bool(self.metrics.listen)
+        kinds = {
+            "tls": self.server.listen,
+            "plain": self.server.unsafe_plain_http_listen,
+            "plain-metrics": self.metrics.listen,
+        }
+        tree["listeners"] = [kind for kind, addresses in kinds.items() if addresses]
         tree["api-keys"] = bool(self.keys.file)
         return {name: value for name, value in tree.items() if value not in ({}, [])}
 
@@ -212,39 +231,54 @@ def load_file(path: Path | None, **rest: Any) -> Config:
     return load(text, **rest)
 
 
-def parse_listen(text: str) -> tuple[str, int]:
-    """HOST:PORT -> (host, port). Raises BootError naming what is wrong."""
-    host, separator, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not separator or not host or not _PORT.fullmatch(port) or int(port) > 65535:
-        raise BootError(f"listen {text!r}: expected HOST:PORT with a port of 0..65535")
-    return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
+def allowed_cids(config: Config) -> frozenset[int] | None:
+    """The context ids that may connect over vsock; None for all. Raises BootError naming what is none."""
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        return frozenset(map(parse_cid, config.vsock.allowed_cids)) or None
+    except ValueError as error:
+        raise BootError(f"vsock.allowed_cids: {error}") from None
+
+
+def needs_keys(entry: str, *, keys_file: str) -> None:
+    """Refuse `entry`, which other machines reach, while there are no keys."""
+    if not keys_file:
+        raise BootError(
+            f"server.listen {entry!r} is reachable from other machines and no API keys are configured; "
+            "create some with `appliance keys new` and set keys.file, or listen on 127.0.0.1, vsock or a unix socket"
+        )
 
 
 def _check(config: Config) -> None:
-    if not config.server.listen:
+    server = config.server
+    if not server.listen and not server.unsafe_plain_http_listen:
         raise BootError("server.listen is empty: nothing would be served")
-    for entry in config.server.listen:
-        host, _ = parse_listen(entry)
-        if not is_loopback(host) and not config.keys.file:
+    for entry in server.listen:
+        address = _server_address("server.listen", entry)
+        if isinstance(address, TcpAddress) and not address.loopback:
+            needs_keys(entry, keys_file=config.keys.file)
+    for entry in server.unsafe_plain_http_listen:
+        address = _server_address("server.unsafe_plain_http_listen", entry)
+        if isinstance(address, InheritedSockets) or (isinstance(address, TcpAddress) and not address.loopback):
             raise BootError(
-                f"server.listen {entry!r} is reachable from other machines and no API keys are configured; "
-                "create some with `appliance keys new` and set keys.file, or listen on 127.0.0.1"
+                f"server.unsafe_plain_http_listen {entry!r}: without TLS an appliance listens on loopback, vsock and "
+                "unix sockets only"
             )
-    if config.metrics.listen:
-        parse_listen(config.metrics.listen)
+    if config.metrics.listen and not isinstance(parse_address(config.metrics.listen), TcpAddress):
+        raise BootError(f"metrics.listen {config.metrics.listen!r}: expected HOST:PORT")
+    allowed_cids(config)
     names = [model.name for model in config.models]
     if len(set(names)) != len(names):
         raise BootError("models: a name appears twice")
+
+
+def _server_address(setting: str, entry: str) -> Address:
+    try:
+        address = parse_address(entry)
+    except BootError as error:
+        raise BootError(f"{setting}: {error}") from None
+    if isinstance(address, HybridAddress):
+        raise BootError(f"{setting} {entry!r}: inside the virtual machine this is vsock:{address.port}")
+    return address
 
 
 def _parse_toml(text: str | None) -> dict[str, Any]:

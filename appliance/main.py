@@ -36,6 +36,16 @@ _INSECURE_BANNER = (
 config_option = click.option(
     "--config", "config_path", type=click.Path(path_type=Path, dir_okay=False), help="TOML configuration file."
 )
+listen_option = click.option(
+    "--listen",
+    multiple=True,
+    help="HOST:PORT, vsock:PORT, vsock:CID:PORT, unix:/PATH or systemd[:NAME]; may be given several times.",
+)
+plain_option = click.option(
+    "--unsafe-plain-http-listen",
+    multiple=True,
+    help="Like --listen, without TLS: no channel is bound, and no policy admits it.",
+)
 model_option = click.option("--model", "model_names", multiple=True, help="Model to serve, by its name in the store.")
 
 
@@ -52,20 +62,27 @@ cli.add_command(keys)
 @cli.command()
 @config_option
 @model_option
-@click.option("--listen", multiple=True, help="HOST:PORT; may be given several times.")
+@listen_option
+@plain_option
 @click.option("--attester", help='"auto" (never falls back to insecure), "insecure", or a hardware family.')
 def serve(
-    config_path: Path | None, model_names: tuple[str, ...], listen: tuple[str, ...], attester: str | None
+    config_path: Path | None,
+    model_names: tuple[str, ...],
+    listen: tuple[str, ...],
+    unsafe_plain_http_listen: tuple[str, ...],
+    attester: str | None,
 ) -> None:
     """Serve models over RA-TLS."""
     with _reported():
-        config = _load(config_path, model_names, listen, attester)
+        config = _load(config_path, model_names, attester, listen=listen, plain=unsafe_plain_http_listen)
         asyncio.run(_serve(config))
 
 
 @cli.command("reference-values")
 @config_option
 @model_option
+@listen_option
+@plain_option
 @click.option("--attester", help="As for serve: the configuration digest covers it.")
 @click.option(
     "--on-this-machine",
@@ -80,7 +97,7 @@ def reference_values(
     from appliance.models.progress import fractions, terminal_progress
 
     with _reported(), terminal_progress() as progress:
-        config = _load(config_path, model_names, (), attester)
+        config = _load(config_path, model_names, attester, listen=listen, plain=unsafe_plain_http_listen)
         if not config.models:
             raise BootError("no model is configured: name one with --model or [[models]]")
         store = _store(config)
@@ -100,14 +117,19 @@ def reference_values(
 @cli.command("config")
 @config_option
 @model_option
-@click.option("--listen", multiple=True, help="HOST:PORT; may be given several times.")
+@listen_option
+@plain_option
 @click.option("--attester", help="As for serve.")
 def show_config(
-    config_path: Path | None, model_names: tuple[str, ...], listen: tuple[str, ...], attester: str | None
+    config_path: Path | None,
+    model_names: tuple[str, ...],
+    listen: tuple[str, ...],
+    unsafe_plain_http_listen: tuple[str, ...],
+    attester: str | None,
 ) -> None:
     """Print the effective configuration as TOML, and the digest that receipts carry."""
     with _reported():
-        config = _load(config_path, model_names, listen, attester)
+        config = _load(config_path, model_names, attester, listen=listen, plain=unsafe_plain_http_listen)
         click.echo(config.to_toml())
         click.echo(f"# configuration digest: {config.digest().hex()}")
 
@@ -145,6 +167,7 @@ async def _serve(config: Config) -> None:
     surroundings = _surroundings()
     attester = choose_attester(config, surroundings)
     insecure = attester.mode == MODE_INSECURE
+    from appliance.vsock.listener import inherited_sockets
     allowed = frozenset(config.hygiene.allowed_environment)
     unsafe = check_environment(_ENVIRON, allowed=allowed, insecure=insecure)
     harden_process()
@@ -160,17 +183,22 @@ async def _serve(config: Config) -> None:
         python=sys.executable,
         surroundings=surroundings,
     )
-    sockets = serving.bind_sockets(config.server.listen)
-    with terminal_progress() as progress:
-        appliance = await boot(config, host, attester, fractions(progress))
-    addresses = [f"https://{_address(sock.getsockname())}" for sock in sockets]
+    listeners = serving.bind_listeners(config, inherited_sockets(_ENVIRON, os.getpid()))
+    try:
+        with terminal_progress() as progress:
+            appliance = await boot(config, host, attester, fractions(progress))
+    except BaseException:
+        listeners.close()
+        raise
+    addresses = [bound.url for bound in listeners.attested]
+    addresses += [f"{bound.url} (plain HTTP, not attested)" for bound in listeners.plain]
     names = ", ".join(appliance.service.models)
 
     def ready() -> None:
         console.print(f"Serving {names} on {' '.join(addresses)} (attester: {attester.family}). Stop with Ctrl-C.")
 
     try:
-        await serving.run(appliance, config, sockets, ready)
+        await serving.run(appliance, config, listeners, ready)
     finally:
         await appliance.close()
 
@@ -185,15 +213,20 @@ def _surroundings() -> Surroundings:
     )
 
 
-def _address(name: tuple[str, int]) -> str:
-    host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _load(path: Path | None, model_names: tuple[str, ...], listen: tuple[str, ...], attester: str | None) -> Config:
-    overrides: dict[str, dict[str, object]] = {}
+def _load(
+    path: Path | None,
+    model_names: tuple[str, ...],
+    attester: str | None,
+    *,
+    listen: tuple[str, ...],
+    plain: tuple[str, ...],
+) -> Config:
+    server: dict[str, object] = {}
+    if plain:
+        server = {"unsafe_plain_http_listen": list(plain), "listen": []}  # instead of RA-TLS, unless both are asked for
     if listen:
-        overrides["server"] = {"listen": list(listen)}
+        server["listen"] = list(listen)
+    overrides: dict[str, dict[str, object]] = {"server": server}
     if attester:
         overrides["attestation"] = {"attester": attester}
     return configuration.load_file(path, environ=_ENVIRON, overrides=overrides, models=model_names)

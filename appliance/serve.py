@@ -5,53 +5,70 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
 from appliance.attestation.listener import ServerHandle, serve
+from appliance.attestation.tls_server import without_tls
 from appliance.boot import Appliance
-from appliance.config import Config, parse_listen
-from appliance.errors import BootError
-
-_BACKLOG = 512
+from appliance.config import Config, needs_keys
+from appliance.vsock.listener import BoundSocket, Inherited, bind_all
 
 
-def bind_sockets(entries: tuple[str, ...]) -> list[socket.socket]:
-    """TCP sockets bound to HOST:PORT entries, not listening yet: nobody can connect before everything is proven.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listeners:
+    """Bound sockets by what is spoken on them: RA-TLS, plain HTTP, plain HTTP with metrics only."""
+
+    attested: Sequence[BoundSocket]
+    plain: Sequence[BoundSocket] = ()
+    metrics: Sequence[BoundSocket] = ()
+
+    @property
+    def all(self) -> tuple[BoundSocket, ...]:
+        return (*self.attested, *self.plain, *self.metrics)
+
+    def close(self) -> None:
+        for bound in self.all:
+            bound.close()
+
+
+def bind_listeners(config: Config, inherited: Sequence[Inherited] = ()) -> Listeners:
+    """Sockets for every configured address, not listening yet: nobody can connect before everything is proven.
 
     Raises BootError naming the entry; then none is left open.
     """
-    for entry in entries:
-        parse_listen(entry)  # all of them, before the first socket exists
-    opened: list[socket.socket] = []
+    groups: list[list[BoundSocket]] = []
+    metrics = (config.metrics.listen,) if config.metrics.listen else ()
     try:
-        for entry in entries:
-            host, port = parse_listen(entry)
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            opened.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((host, port))
-    except (OSError, UnicodeError) as error:  # UnicodeError: a host name that IDNA refuses
-        for sock in opened:
-            sock.close()
-        reason = (isinstance(error, OSError) and error.strerror) or "this is no address of this machine"
-        raise BootError(f"cannot listen on {entry}: {reason}") from error
-    return opened
+        for entries in (config.server.listen, config.server.unsafe_plain_http_listen, metrics):
+            groups.append(bind_all(entries, inherited))
+        for bound in groups[0]:
+            if bound.reachable_by_others:
+                needs_keys(bound.url.removeprefix("https://"), keys_file=config.keys.file)
+    except BaseException:
+        for bound in (bound for group in groups for bound in group):
+            bound.close()
+        raise
+    attested, plain, metrics_sockets = groups
+    return Listeners(attested=attested, plain=plain, metrics=metrics_sockets)
 
 
-async def run(appliance: Appliance, config: Config, sockets: list[socket.socket], on_ready: Callable[[], None]) -> None:
+async def run(appliance: Appliance, config: Config, listeners: Listeners, on_ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT. Answers in flight then end with a receipt; a second signal cuts the grace."""
     handles: list[ServerHandle] = []
-    metrics_sockets = bind_sockets((config.metrics.listen,)) if config.metrics.listen else []
-    expected = 1 + bool(metrics_sockets)
+    servers = [
+        (appliance.app, listeners.attested, appliance.protocol_class),
+        (appliance.app, listeners.plain, without_tls(appliance.protocol_class)),
+        (appliance.metrics_app, listeners.metrics, appliance.metrics_protocol_class),
+    ]
+    servers = [server for server in servers if server[1]]
     stopping = False
 
     def started(handle: ServerHandle) -> None:
         handles.append(handle)
         if stopping:
             handle.stop()  # the signal came while the listeners were starting
-        elif len(handles) == expected:
+        elif len(handles) == len(servers):
             on_ready()
 
     def stop() -> None:
@@ -63,32 +80,26 @@ async def run(appliance: Appliance, config: Config, sockets: list[socket.socket]
                 handle.force_exit = True
             handle.stop()
 
-    async with _signals(stop):
-        _listen([*sockets, *metrics_sockets])
-        grace_s = config.server.grace_s
-        serving = [serve(appliance.app, sockets, appliance.protocol_class, grace_s=grace_s, on_started=started)]
-        if metrics_sockets:
-            serving.append(
-                serve(
-                    appliance.metrics_app,
-                    metrics_sockets,
-                    appliance.metrics_protocol_class,
-                    grace_s=grace_s,
-                    on_started=started,
+    backlog = config.limits.backlog
+    try:
+        async with _signals(stop):
+            for bound in listeners.all:
+                bound.listen(backlog)
+            await asyncio.gather(
+                *(
+                    serve(
+                        app,
+                        [bound.sock for bound in sockets],
+                        protocol_class,
+                        grace_s=config.server.grace_s,
+                        backlog=backlog,
+                        on_started=started,
+                    )
+                    for app, sockets, protocol_class in servers
                 )
             )
-        await asyncio.gather(*serving)
-
-
-def _listen(sockets: list[socket.socket]) -> None:
-    """Start to listen. Two processes may bind one port while neither listens: the later one learns it here, as a
-    BootError."""
-    for sock in sockets:
-        try:
-            sock.listen(_BACKLOG)
-        except OSError as error:
-            host, port = sock.getsockname()[:2]
-            raise BootError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    finally:
+        listeners.close()
 
 
 @contextlib.asynccontextmanager

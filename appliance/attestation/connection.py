@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from OpenSSL import SSL
 
+_VSOCK = "vsock:"
+
 
 class NoTlsChannel(RuntimeError):
     """Keying material was asked of a connection that has no TLS, or no longer has it."""
@@ -19,8 +21,10 @@ class NoTlsChannel(RuntimeError):
 class ConnectionLimits:
     """Bounds on what one client can hold. Seconds, bytes (request line included), connections.
 
-    `max_per_peer` counts IP addresses (an IPv6 /64 is one peer); unix and vsock peers share the total only, because one
-    forwarder there stands for every client. `write_stall_s` bounds how long a client may refuse to read an answer.
+    `max_per_peer` counts IP addresses (an IPv6 /64 is one peer), `max_per_cid` the machines that connect over vsock,
+    which are often one forwarder that stands for every client; unix peers share the total only. `allowed_cids` are the
+    machines that may connect over vsock (None: all). `write_stall_s` bounds how long a client may refuse to read an
+    answer.
     """
 
     handshake_s: float = 10.0
@@ -29,6 +33,8 @@ class ConnectionLimits:
     body_idle_s: float = 30.0
     max_connections: int = 256
     max_per_peer: int = 64
+    max_per_cid: int = 256
+    allowed_cids: frozenset[int] | None = None
     keep_alive_s: float = 75.0
     write_stall_s: float = 60.0
 
@@ -41,6 +47,7 @@ class ConnectionStats:
     open: int = 0
     refused_total: int = 0
     refused_peer: int = 0
+    refused_cid: int = 0
     handshakes: int = 0
     handshake_failures: int = 0
     handshake_timeouts: int = 0
@@ -49,6 +56,11 @@ class ConnectionStats:
     write_stalls: int = 0
     bad_requests: int = 0
     requests: int = 0
+
+    @property
+    def refused(self) -> int:
+        """Connections refused, for whatever reason."""
+        return self.refused_total + self.refused_peer + self.refused_cid
 
 
 class ConnectionTable:
@@ -65,13 +77,23 @@ class ConnectionTable:
             self._stats.refused_total += 1
             return False
         if key is not None:
-            if self._per_peer[key] >= self._limits.max_per_peer:
+            if not self._may_connect(key):
+                self._stats.refused_cid += 1
+                return False
+            if self._per_peer[key] >= self._most_of(key):
                 self._stats.refused_peer += 1
                 return False
             self._per_peer[key] += 1
         self._stats.open += 1
         self._stats.accepted += 1
         return True
+
+    def _may_connect(self, key: str) -> bool:
+        allowed, cid = self._limits.allowed_cids, _cid(key)
+        return cid is None or allowed is None or cid in allowed
+
+    def _most_of(self, key: str) -> int:
+        return self._limits.max_per_peer if _cid(key) is None else self._limits.max_per_cid
 
     def release(self, key: str | None) -> None:
         """Count an admitted connection out."""
@@ -80,6 +102,11 @@ class ConnectionTable:
             self._per_peer[key] -= 1
             if self._per_peer[key] <= 0:
                 del self._per_peer[key]
+
+
+def _cid(key: str) -> int | None:
+    """The context id that a peer's key names; None for an IP address."""
+    return int(key.removeprefix(_VSOCK)) if key.startswith(_VSOCK) else None
 
 
 def describe_peer(sock: socket.socket) -> tuple[str, str | None]:
@@ -91,7 +118,7 @@ def describe_peer(sock: socket.socket) -> tuple[str, str | None]:
     except OSError:
         return "gone", None
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return f"vsock:{address[0]}", None
+        return f"{_VSOCK}{address[0]}", f"{_VSOCK}{address[0]}"
     ip = ipaddress.ip_address(address[0].partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.ipv4_mapped is None:

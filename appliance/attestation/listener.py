@@ -61,12 +61,13 @@ async def serve(
     protocol_class: type[ChannelProtocol],
     *,
     grace_s: float,
+    backlog: int = 512,
     on_started: Callable[[ServerHandle], None],
 ) -> None:
     """Serve `app` (ASGI 3, with lifespan) on listening `sockets` until the handle given to `on_started` is stopped.
 
     Needs the selector event loop of asyncio. After `grace_s` seconds answers still in flight are cancelled. Raises
-    BootError if the application's start-up fails.
+    BootError if the application's start-up fails. `backlog` is the sockets' own once more: asyncio calls listen again.
     """
     config = uvicorn.Config(
         app,
@@ -80,6 +81,7 @@ async def serve(
         proxy_headers=False,
         server_header=False,
         date_header=True,
+        backlog=backlog,
         timeout_keep_alive=math.ceil(protocol_class.limits.keep_alive_s),
         timeout_graceful_shutdown=max(1, math.ceil(grace_s)),
     )

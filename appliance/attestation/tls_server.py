@@ -343,3 +343,8 @@ def make_protocol_class(
         "clock": staticmethod(clock),
     }
     return type("ListenerProtocol", (ChannelProtocol,), attributes)
+
+
+def without_tls(protocol_class: type[ChannelProtocol]) -> type[ChannelProtocol]:
+    """The same listener as plain HTTP: it shares the limits and the counters. No channel is bound there."""
+    return type("PlainListenerProtocol", (protocol_class,), {"contexts": None})

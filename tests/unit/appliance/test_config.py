@@ -11,13 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.config import Config, ModelConfig, is_loopback, load, load_file, parse_listen
+from appliance.addresses import TcpAddress, is_loopback, parse_address
+from appliance.config import Config, ModelConfig, allowed_cids, load, load_file
 from appliance.errors import BootError
 
 SECTIONS: dict[str, Any] = {e.name: e.default_factory for e in fields(Config) if e.name != "models"}
 SETTINGS = [(section, entry.name) for section, kind in SECTIONS.items() for entry in fields(kind)]
 UNPINNED = {
     ("server", "listen"),
+    ("server", "unsafe_plain_http_listen"),
+    ("vsock", "allowed_cids"),
     ("store", "models_dir"),
     ("keys", "file"),
     ("metrics", "listen"),
@@ -143,9 +146,14 @@ TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 
 
 def value_of(section: str, key: str) -> st.SearchStrategy[Any]:
-    if (section, key) in {("server", "listen"), ("metrics", "listen")}:
-        address = st.builds("127.0.0.1:{}".format, st.integers(0, 65535))
-        return st.lists(address, min_size=1, max_size=3).map(tuple) if section == "server" else address
+    address = st.builds("127.0.0.1:{}".format, st.integers(0, 65535))
+    if (section, key) == ("metrics", "listen"):
+        return address
+    if section == "server" and key.endswith("listen"):
+        anywhere = st.one_of(address, st.builds("vsock:{}".format, st.integers(1, 2**32 - 2)), st.just("unix:/run/a"))
+        return st.lists(anywhere, min_size=key == "listen", max_size=3).map(tuple)
+    if (section, key) == ("vsock", "allowed_cids"):
+        return st.lists(st.one_of(st.just("host"), st.integers(1, 2**32 - 2).map(str)), max_size=3).map(tuple)
     if (section, key) == ("server", "issuer"):
         return TEXT.filter(bool)
     metadata = next(entry.metadata for entry in fields(SECTIONS[section]) if entry.name == key)
@@ -230,21 +238,51 @@ def test_b183_an_open_listener_needs_keys(entry: str) -> None:
 
 
 def test_b183_the_default_is_loopback() -> None:
-    assert all(is_loopback(parse_listen(entry)[0]) for entry in Config().server.listen)
-
-
-def test_addresses_are_read_strictly() -> None:
-    assert parse_listen("[::1]:8443") == ("::1", 8443)
-    assert parse_listen("127.0.0.1:0") == ("127.0.0.1", 0)
-    for bad in ["", ":1", "host", "host:", "h:65536", "h:-1", "h: 1", "h:1 ", "h:٣", "h:" + "9" * 5000, "h:+1", "[]:1"]:
-        with pytest.raises(BootError, match="expected HOST:PORT"):
-            parse_listen(bad)
+    addresses = [parse_address(entry) for entry in Config().server.listen]
+    assert all(isinstance(address, TcpAddress) and address.loopback for address in addresses)
 
 
 def test_only_loopback_counts_as_loopback() -> None:
     for host, expected in [("localhost", True), ("127.9.9.9", True), ("::1", True), ("0.0.0.0", False), ("::", False)]:
         assert is_loopback(host) is expected
     assert not is_loopback("localhost.example.com")
+
+
+@pytest.mark.parametrize("entry", ["vsock:5000", "vsock:3:5000", "unix:/run/appliance.sock", "systemd", "systemd:web"])
+def test_what_no_network_reaches_needs_no_keys(entry: str) -> None:
+    assert load(f"[server]\nlisten = ['{entry}']\n", environ={}).server.listen == (entry,)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[server]\nlisten = ['vsock:abc']\n", "server.listen: address 'vsock:abc': 'abc' is no vsock port"),
+        ("[server]\nlisten = ['vsock+unix:/run/v.sock:5000']\n", "inside the virtual machine this is vsock:5000"),
+        ("[server]\nunsafe_plain_http_listen = ['0.0.0.0:80']\n[keys]\nfile = '/k'\n", "loopback, vsock and unix"),
+        ("[server]\nunsafe_plain_http_listen = ['systemd']\n", "loopback, vsock and unix"),
+        ("[metrics]\nlisten = 'vsock:9'\n", "metrics.listen 'vsock:9': expected HOST:PORT"),
+        ("[vsock]\nallowed_cids = ['all']\n", "vsock.allowed_cids: 'all' is no vsock CID"),
+        ("[vsock]\nallowed_cids = ['4294967295']\n", "vsock.allowed_cids: CID 4294967295 is reserved"),
+    ],
+)
+def test_b099_a_bad_address_is_refused_by_the_name_of_its_setting(text: str, words: str) -> None:
+    with pytest.raises(BootError, match=re.escape(words)):
+        load(text, environ={})
+
+
+def test_plain_http_is_another_kind_of_listener_in_the_digest() -> None:
+    both = load("[server]\nunsafe_plain_http_listen = ['vsock:80']\n", environ={})
+    plain = load("[server]\nlisten = []\nunsafe_plain_http_listen = ['unix:/a']\n", environ={})
+    elsewhere = load("[server]\nlisten = []\nunsafe_plain_http_listen = ['vsock:7']\n", environ={})
+    assert both.pinned()["listeners"] == ["tls", "plain"]
+    assert plain.pinned()["listeners"] == ["plain"]
+    assert len({Config().digest(), both.digest(), plain.digest()}) == 3
+    assert plain.digest() == elsewhere.digest()
+
+
+def test_who_may_connect_over_vsock() -> None:
+    assert allowed_cids(Config()) is None
+    assert allowed_cids(load("[vsock]\nallowed_cids = ['host', '17', 'local']\n", environ={})) == {1, 2, 17}
 
 
 def test_sections_and_kinds_are_complete() -> None:

@@ -140,6 +140,16 @@ def test_a_peer_s_connections_are_counted_and_released():
     assert table.admit("b")
 
 
+def test_machines_on_vsock_are_allowed_by_name_and_counted_each() -> None:
+    stats = ConnectionStats()
+    table = ConnectionTable(ConnectionLimits(max_per_peer=1, max_per_cid=2, allowed_cids=frozenset({2, 3})), stats)
+    assert [table.admit("vsock:3"), table.admit("vsock:3"), table.admit("vsock:3")] == [True, True, False]
+    assert [table.admit("vsock:2"), table.admit("vsock:4"), table.admit("::/64")] == [True, False, True]
+    assert (stats.refused_peer, stats.refused_cid, stats.refused) == (1, 1, 2)
+    table.release("vsock:3")
+    assert table.admit("vsock:3")
+
+
 def test_peers_are_described_by_kind():
     left, right = socket.socketpair()
     with left, right:
