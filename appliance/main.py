@@ -90,7 +90,12 @@ def serve(
     help="Also print what only this machine can tell: device digest, TPM key, registers.",
 )
 def reference_values(
-    config_path: Path | None, model_names: tuple[str, ...], attester: str | None, on_this_machine: bool
+    config_path: Path | None,
+    model_names: tuple[str, ...],
+    listen: tuple[str, ...],
+    unsafe_plain_http_listen: tuple[str, ...],
+    attester: str | None,
+    on_this_machine: bool,
 ) -> None:
     """Print the digests a caller pins, computed offline from configuration and model files, as TOML."""
     from appliance.facts import device_facts, offline_identity
@@ -141,7 +146,7 @@ def doctor() -> None:
     from appliance.hygiene import find_unsafe_environment, no_swap_warning
 
     with _reported():
-        config = _load(None, (), (), None).attestation
+        config = _load(None, (), None, listen=(), plain=()).attestation
     table = Table("check", "result", box=None, pad_edge=False)
     hardware = 0
     for name, family in ATTESTERS.items():
@@ -162,12 +167,12 @@ async def _serve(config: Config) -> None:
     from appliance.hygiene import check_environment, harden_process, no_swap_warning
     from appliance.keys import KeyRing
     from appliance.models.progress import fractions, terminal_progress
+    from appliance.vsock.listener import inherited_sockets
 
     console = Console(stderr=True)
     surroundings = _surroundings()
     attester = choose_attester(config, surroundings)
     insecure = attester.mode == MODE_INSECURE
-    from appliance.vsock.listener import inherited_sockets
     allowed = frozenset(config.hygiene.allowed_environment)
     unsafe = check_environment(_ENVIRON, allowed=allowed, insecure=insecure)
     harden_process()
