@@ -107,7 +107,9 @@ class CheckLog:
             self._checks.append(Check(name=name, status="failed", detail=error.detail))
             raise MalformedError.of(error, checks=self._checks) from None
         except VerificationError as error:
-            if error.checks != self.checks:  # else it was raised, and listed, by a check inside this step
+            if (
+                not error.checks or error.checks != self.checks
+            ):  # else it was raised, and listed, by a check inside this step
                 self._checks.append(Check(name=name, status="failed", detail=error.message))
                 error.checks = self.checks
             raise

@@ -136,6 +136,7 @@ def parse_certificate(data: bytes) -> Certificate:
         fields.pop(0)
     if len(fields) < 6:
         raise WireError(CODE, "the certificate lacks fields")
+    _check_same_algorithm(fields[1], outer)
     not_before, not_after = _validity(fields[3])
     return Certificate(
         der=outer.encoded,
@@ -158,6 +159,7 @@ def parse_crl(data: bytes) -> Crl:
         fields.pop(0)
     if len(fields) < 3:
         raise WireError(CODE, "the CRL lacks fields")
+    _check_same_algorithm(fields[0], outer)
     issuer, this_update, rest = fields[1].expect(der.SEQUENCE, "issuer").encoded, _time(fields[2]), fields[3:]
     next_update = None
     if rest and rest[0].tag in (der.UTC_TIME, der.GENERALIZED_TIME):
@@ -165,7 +167,10 @@ def parse_crl(data: bytes) -> Crl:
     revoked: set[int] = set()
     if rest and rest[0].tag == der.SEQUENCE:
         for entry in rest[0].children(limit=1 << 16):
-            revoked.add(der.integer(entry.expect(der.SEQUENCE, "revoked entry").children()[0], "serial number"))
+            parts = entry.expect(der.SEQUENCE, "revoked entry").children()
+            if not parts:
+                raise WireError(CODE, "a revoked entry is empty")
+            revoked.add(der.integer(parts[0], "serial number"))
     return Crl(
         der=outer.encoded,
         signed=signed,
@@ -282,9 +287,9 @@ def common_name(name: bytes) -> str:
     found = ""
     for rdn in der.read_one(name).children():
         for attribute in rdn.children():
-            kind, *value = attribute.children()
-            if der.oid(kind, "attribute type") == OID_COMMON_NAME and value:
-                found = value[0].content.decode("utf-8", "replace")
+            parts = attribute.children()
+            if len(parts) == 2 and der.oid(parts[0], "attribute type") == OID_COMMON_NAME:
+                found = parts[1].content.decode("utf-8", "replace")
     return found
 
 
@@ -304,6 +309,12 @@ def _parse_signed(data: bytes, what: str) -> tuple[Element, Signed]:
         parameters=b"".join(element.encoded for element in algorithm[1:]),
         signature=der.bit_string(parts[2], "signature"),
     )
+
+
+def _check_same_algorithm(inner: Element, outer: Element) -> None:
+    """RFC 5280 4.1.1.2: the algorithm outside, which nothing signs, is the one inside."""
+    if inner.encoded != outer.children()[1].encoded:
+        raise WireError(CODE, "the signature algorithm outside the signed part is another one than inside")
 
 
 def _validity(element: Element) -> tuple[float, float]:
@@ -376,9 +387,9 @@ def _load_key(spki: bytes) -> PublicKey:
 
 def _looks_like_crl(block: bytes) -> bool:
     """In a CRL the third field of the signed part, after version and algorithm and issuer, is a time."""
-    fields = der.read_one(block).children()[0].children()
-    kinds = [field.tag for field in fields[:4]]
-    return kinds[0] != der.context(0) and any(tag in (der.UTC_TIME, der.GENERALIZED_TIME) for tag in kinds)
+    parts = der.read_one(block).children()
+    kinds = [field.tag for field in parts[0].children()[:4]] if parts else []
+    return kinds[:1] != [der.context(0)] and any(tag in (der.UTC_TIME, der.GENERALIZED_TIME) for tag in kinds)
 
 
 def _base64(body: bytes) -> bytes:
