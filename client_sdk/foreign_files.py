@@ -6,7 +6,6 @@ of a TPM quote and of an Azure report lie beside it, as does the chain of a GPU;
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from client_sdk.tee import der
 from client_sdk.tee.certificate import formats
 from client_sdk.tee.endorsements import merge, recognise
 from client_sdk.tee.evidence import Endorsements
-from client_sdk.tee.nvidia import abi as nvidia
+from client_sdk.tee.nvidia import foreign as nvidia
 from client_sdk.tee.tpm2 import abi as tpm2
 from client_sdk.wire import cbor
 from client_sdk.wire.errors import WireError
@@ -33,7 +32,6 @@ _CODE = "MALFORMED_EVIDENCE"
 _TPM_GENERATED = tpm2.MAGIC.to_bytes(4, "big")
 _TPM_SIGNATURES = tuple(scheme.to_bytes(2, "big") for scheme in (tpm2.ALG_ECDSA, tpm2.ALG_RSASSA, tpm2.ALG_RSAPSS))
 _TPM_KEY_TYPES = tuple(kind.to_bytes(2, "big") for kind in (tpm2.ALG_RSA, tpm2.ALG_ECC))
-_SPDM_REQUEST = b"\x11\xe0"
 _SNP_REPORT_BYTES = 1184
 _SPKI_P256 = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d03010703420004")
 # TPMT_PUBLIC of the template for attestation keys (ECC P-256, ECDSA with SHA-256, restricted signing; TCG "TPM 2.0
@@ -52,7 +50,7 @@ class ForeignEvidence:
 def read_evidence(family: str, data: bytes, beside: Sequence[bytes]) -> ForeignEvidence:
     """`family` by its name on the command line, `data` the evidence file, `beside` the endorsement files.
 
-    Raises WireError.
+    Raises WireError; UndecidedError where a part is missing or of an unknown version.
     """
     if not data or len(data) > LIMIT_EVIDENCE_BYTES:
         raise WireError(_CODE, f"the evidence is empty or larger than {LIMIT_EVIDENCE_BYTES} bytes")
@@ -63,7 +61,7 @@ def read_evidence(family: str, data: bytes, beside: Sequence[bytes]) -> ForeignE
     elif family == "azure" and len(data) == _SNP_REPORT_BYTES:
         contents = (_azure(data, rest),)
     elif family == "nvidia":
-        contents = _nvidia(data, rest)
+        contents = nvidia.read_items(data, rest)
     elif family in ("tdx", "sgx"):
         contents = (_trimmed(data),)
     return ForeignEvidence(contents=contents, endorsements=merge(recognise(file) for file in rest))
@@ -156,34 +154,3 @@ def _azure(report: bytes, rest: list[bytes]) -> bytes:
             continue
         rest.remove(file)
     return cbor.encode({"hcl-report": report, **parts})
-
-
-def _nvidia(data: bytes, rest: list[bytes]) -> tuple[bytes, ...]:
-    if data[:2] == _SPDM_REQUEST:
-        chains = [file for file in rest if b"-----BEGIN CERTIFICATE-----" in file and file.lstrip()[:1] == b"-"]
-        if not chains:
-            raise WireError(_CODE, "a device's report needs its certificate chain (PEM) as an --endorsement file")
-        rest.remove(chains[0])
-        return (_nvidia_item(data, chains[0]),)
-    if data.lstrip()[:1] not in (b"[", b"{"):
-        return (data,)
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
-        raise WireError(_CODE, "not JSON") from None
-    devices = document if isinstance(document, list) else [document]
-    if not 1 <= len(devices) <= 64 or not all(isinstance(device, dict) for device in devices):
-        raise WireError(_CODE, "the evidence JSON is a list of 1 to 64 devices")
-    return tuple(_nvidia_item(_base64(device, "evidence"), _base64(device, "certificate")) for device in devices)
-
-
-def _nvidia_item(report: bytes, chain: bytes) -> bytes:
-    request, response = nvidia.split_report(report)
-    return nvidia.encode_item(nvidia.NvidiaItem(request=request, response=response, chain=nvidia.pem_to_der(chain)))
-
-
-def _base64(device: dict[str, object], key: str) -> bytes:
-    text = device.get(key)
-    if not isinstance(text, str):
-        raise WireError(_CODE, f"a device without {key}")
-    return formats.base64url(text.replace("+", "-").replace("/", "_"))

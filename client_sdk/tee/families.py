@@ -44,4 +44,5 @@ FAMILIES: Mapping[str, Family] = {
     "sev-snp": Family(folder="snp"),
     "nitro": Family(folder="nitro"),
     "tpm2": Family(folder="tpm2"),
+    "nvidia": Family(folder="nvidia", primary=False),
 }

@@ -20,7 +20,7 @@ def choose(
     One for another version was meant for another device or is the wrong one: either way this device differs from all
     that its product was vouched for, so ENDORSEMENT_MISMATCH is raised through `log`.
     """
-    given = [m for m in manifests if m.component == component and m.product == product]
+    given = [m for m in manifests if m.component == component and m.product.replace("_", "") == product]
     matching = [m for m in given if m.version == version]
     if given and not matching:
         log.reject(
@@ -47,13 +47,13 @@ def check(log: CheckLog, report: Report, manifests: Sequence[Manifest]) -> None:
                 )
             golden[index] = (manifest.component, values)
     skipped = _skipped(log, report)
-    counts: dict[str, int] = {}
+    counts: dict[Component, int] = {}
     for index, (component, values) in sorted(golden.items()):
         if index not in skipped:
             _check_one(log, report.measurements, index, component, values)
             counts[component] = counts.get(component, 0) + 1
-    for component, count in counts.items():
-        log.passed(f"{component} measurements", f"{count} of {count} match")
+    for part, count in counts.items():
+        log.passed(f"{part} measurements", f"{count} of {count} match")
     for index in sorted(skipped & golden.keys()):
         log.not_checked(f"measurement {index}", "the video decoder it measures is switched off")
 

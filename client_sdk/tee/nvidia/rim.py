@@ -91,8 +91,9 @@ def _verify_signature(document: bytes) -> _Signed:
         raise WireError(_CODE, f"a manifest larger than {_LIMIT_BYTES} bytes")
     try:
         from lxml import etree
-        from signxml import DigestAlgorithm, SignatureConfiguration, SignatureMethod, XMLVerifier
+        from signxml.algorithms import DigestAlgorithm, SignatureMethod
         from signxml.exceptions import SignXMLException
+        from signxml.verifier import SignatureConfiguration, XMLVerifier
     except ImportError:
         raise UndecidedError(
             "UNSUPPORTED_ENDORSEMENT", "reading NVIDIA's manifests needs the extra: attested-inference[nvidia]"
@@ -116,9 +117,7 @@ def _verify_signature(document: bytes) -> _Signed:
             verification_time=datetime.datetime.fromtimestamp(signer.not_before, datetime.UTC),
         )
         certificate = load_der_x509_certificate(signer.der)
-        result: Any = XMLVerifier().verify(
-            document, x509_cert=certificate, parser=parser, expect_config=configuration
-        )
+        result: Any = XMLVerifier().verify(document, x509_cert=certificate, parser=parser, expect_config=configuration)
     except SignXMLException:
         raise AuthenticityError(Rejection.BAD_SIGNATURE, "the manifest's signature does not verify") from None
     except (etree.LxmlError, ValueError, TypeError, AttributeError, LookupError, OverflowError):
@@ -176,7 +175,9 @@ def _read(root: Any, certificates: tuple[Certificate, ...]) -> _Signed:
 def _resource(element: Any) -> tuple[int, frozenset[bytes] | None]:
     """(index, acceptable values), the values None for an inactive one."""
     if element.tag != f"{_SWID}Resource" or element.get("type") != "Measurement":
-        raise UndecidedError("UNSUPPORTED_VERSION", "unsupported version of a manifest: it holds more than measurements")
+        raise UndecidedError(
+            "UNSUPPORTED_VERSION", "unsupported version of a manifest: it holds more than measurements"
+        )
     active = {"True": True, "False": False}.get(element.get("active", ""))
     if active is None:
         raise WireError(_CODE, "a measurement that is neither active nor inactive")
