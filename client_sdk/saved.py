@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from client_sdk.errors import MalformedError, Rejection, SdkError, VerificationError
+from client_sdk.errors import Check, MalformedError, Rejection, SdkError, VerificationError
 from client_sdk.judge import VerifiedAnswer
 from client_sdk.policy import Policy
 from client_sdk.receipts import Exchange, VerifiedReceipt, verify_receipt
@@ -313,7 +313,9 @@ class _Manifest:
 
 
 def _malformed(path: Path, what: str) -> MalformedError:
-    return MalformedError(Rejection.MALFORMED_SAVED_ANSWER, f"{path.name} {what}")
+    message = f"{path.name} {what}"
+    check = Check(name="saved answer", status="failed", detail=message)
+    return MalformedError(Rejection.MALFORMED_SAVED_ANSWER, message, checks=(check,))
 
 
 def _read(path: Path, limit_bytes: int) -> bytes:
