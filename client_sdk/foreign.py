@@ -18,7 +18,7 @@ from client_sdk.reference_values import check_nothing_left, check_version, parse
 from client_sdk.tee import endorsements as given
 from client_sdk.tee.certificate.policy import CertificatePolicy, parse_policy
 from client_sdk.tee.certificate.verify import Question, verify_certificate
-from client_sdk.tee.evidence import AuthenticEvidence, FamilyPolicy, ForeignBinding
+from client_sdk.tee.evidence import AuthenticEvidence, DeviceSetPolicy, FamilyPolicy, ForeignBinding
 from client_sdk.tee.families import FAMILIES
 
 CERTIFICATE = "certificate"
@@ -97,6 +97,7 @@ def judge(files: ForeignFiles, policy: ForeignPolicy, binding: ForeignBinding, *
     with log.step("files well formed"):
         read = read_evidence(files.family, files.evidence, files.endorsements)
     facts: list[ForeignFact] = []
+    judged: list[AuthenticEvidence] = []
     seen: set[bytes] = set()
     for content in read.contents:
         with log.step("evidence well formed"):
@@ -108,11 +109,14 @@ def judge(files: ForeignFiles, policy: ForeignPolicy, binding: ForeignBinding, *
             evidence.identity not in seen, "distinct devices", Rejection.DEVICE_NOT_ALLOWED, "a device came twice"
         )
         seen.add(evidence.identity)
+        judged.append(evidence)
         facts += _facts(evidence)
     if len(read.contents) < demanded.count:
         log.reject(
             "number of devices", Rejection.DEVICE_NOT_ALLOWED, f"{len(seen)} of {demanded.count} devices have evidence"
         )
+    if isinstance(demanded, DeviceSetPolicy):
+        demanded.check_devices(log, judged)
     bound = _bound(binding)
     return ForeignVerdict(checks=log.checks, facts=tuple(facts), binding=bound, fresh=bound == BINDING_NONCE)
 

@@ -11,7 +11,14 @@ from client_sdk.checks import CheckLog
 from client_sdk.errors import Check, Rejection
 from client_sdk.policy import FAMILY_INSECURE, Policy
 from client_sdk.tee.endorsements import stapled
-from client_sdk.tee.evidence import AuthenticEvidence, Endorsements, ParsedEvidence, SessionBinding, Trust
+from client_sdk.tee.evidence import (
+    AuthenticEvidence,
+    DeviceSetPolicy,
+    Endorsements,
+    ParsedEvidence,
+    SessionBinding,
+    Trust,
+)
 from client_sdk.tee.families import FAMILIES
 from client_sdk.wire import cose, digests
 from client_sdk.wire.attestation import AttestationBundle, AttestationClaims, ChannelProof, EvidenceItem
@@ -331,6 +338,8 @@ def _appraise_devices(log: CheckLog, devices: list[tuple[str, AuthenticEvidence]
             present = sum(kind == name for kind, _ in devices)
             enough, missing = present >= demanded.count, f"{present} of {demanded.count} devices have evidence"
             log.require(enough, f"number of {name} devices", Rejection.DEVICE_NOT_ALLOWED, missing)
+        if isinstance(demanded, DeviceSetPolicy):
+            demanded.check_devices(log, [device for kind, device in devices if kind == name])
 
 
 def _check_issued_at(log: CheckLog, claims: AttestationClaims, question: _Question) -> None:

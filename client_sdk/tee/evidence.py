@@ -7,9 +7,9 @@ into one CheckLog, so that online, offline and command-line verification list th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from client_sdk.checks import CheckLog
@@ -81,6 +81,15 @@ class FamilyPolicy(Protocol):
 
     def to_table(self) -> Mapping[str, object]:
         """The TOML table it came from, normalised: text, integers, booleans, lists and tables of them."""
+        ...
+
+
+@runtime_checkable
+class DeviceSetPolicy(Protocol):
+    """The policy of a family whose devices are of several kinds, each counted by itself."""
+
+    def check_devices(self, log: CheckLog, devices: Sequence[AuthenticEvidence]) -> None:
+        """All devices of the family together are as many of each kind as demanded. Raises PolicyError via `log`."""
         ...
 
 
