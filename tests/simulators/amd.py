@@ -81,9 +81,13 @@ class Authority:
         return signed.public_bytes(Encoding.DER)
 
 
-@functools.cache
 def authority(product: str = "Milan", generation: int = 0) -> Authority:
     """An authority named as AMD's is. Another `generation` has other keys under the same names."""
+    return _authority(product, generation)
+
+
+@functools.cache
+def _authority(product: str, generation: int) -> Authority:
     keys = {name: rsa.generate_private_key(public_exponent=65537, key_size=2048) for name in ("ARK", "ASK", "ASVK")}
     names = {"ARK": f"ARK-{product}", "ASK": f"SEV-{product}", "ASVK": f"SEV-VLEK-{product}"}
     certificates = {
