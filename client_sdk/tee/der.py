@@ -43,6 +43,12 @@ class Element:
             raise WireError(CODE, f"{what} has tag {self.tag:#04x} instead of {tag:#04x}")
         return self
 
+    def first(self, what: str) -> Element:
+        """The first element inside; the others are not looked at. Raises WireError."""
+        if not self.content:
+            raise WireError(CODE, f"{what} is empty")
+        return read(self.content)[0]
+
     def children(self, limit: int = 4096) -> tuple[Element, ...]:
         """The elements inside a constructed one. Raises WireError."""
         found = []
@@ -65,6 +71,8 @@ def read(data: bytes, offset: int = 0) -> tuple[Element, int]:
         if not 1 <= size <= 4 or at + size > len(data):
             raise WireError(CODE, f"bad length at offset {offset}")
         length, at = int.from_bytes(data[at : at + size], "big"), at + size
+        if length < 0x80 or length.bit_length() <= 8 * (size - 1):
+            raise WireError(CODE, f"length not in its shortest form at offset {offset}")
     end = at + length
     if end > len(data):
         raise WireError(CODE, f"declared length exceeds the data at offset {offset}")
@@ -102,7 +110,9 @@ def oid_text(content: bytes) -> str:
     if not content or len(content) > 64 or content[-1] & 0x80:
         raise WireError(CODE, "malformed object identifier")
     arcs, value = [], 0
-    for byte in content:
+    for index, byte in enumerate(content):
+        if byte == 0x80 and (index == 0 or not content[index - 1] & 0x80):
+            raise WireError(CODE, "object identifier not in its shortest form")
         value = value << 7 | byte & 0x7F
         if not byte & 0x80:
             arcs.append(value)

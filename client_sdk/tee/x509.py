@@ -10,50 +10,31 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime
-import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
-from cryptography.hazmat.primitives.serialization import load_der_public_key
 
 from client_sdk.errors import AuthenticityError, Rejection
 from client_sdk.tee import der
 from client_sdk.tee.der import CODE, Element
+from client_sdk.tee.signed import PublicKey as PublicKey
+from client_sdk.tee.signed import Signed as Signed
+from client_sdk.tee.signed import load_key
+from client_sdk.tee.signed import verify as verify
 from client_sdk.wire.errors import WireError
-
-PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 
 _LIMIT_BYTES = 256 << 10
 _MAX_CERTIFICATES = 32
-_ECDSA: dict[str, hashes.HashAlgorithm] = {
-    "1.2.840.10045.4.3.2": hashes.SHA256(),
-    "1.2.840.10045.4.3.3": hashes.SHA384(),
-    "1.2.840.10045.4.3.4": hashes.SHA512(),
-}
-_RSA_PKCS1: dict[str, hashes.HashAlgorithm] = {
-    "1.2.840.113549.1.1.11": hashes.SHA256(),
-    "1.2.840.113549.1.1.12": hashes.SHA384(),
-    "1.2.840.113549.1.1.13": hashes.SHA512(),
-}
-_RSA_PSS = "1.2.840.113549.1.1.10"
-_HASHES: dict[str, hashes.HashAlgorithm] = {
-    "2.16.840.1.101.3.4.2.1": hashes.SHA256(),
-    "2.16.840.1.101.3.4.2.2": hashes.SHA384(),
-    "2.16.840.1.101.3.4.2.3": hashes.SHA512(),
-}
+_MAX_SAME_NAME = 8
+_MAX_REVOKED = 8192
 OID_BASIC_CONSTRAINTS = "2.5.29.19"
 OID_KEY_USAGE = "2.5.29.15"
+_KEY_CERT_SIGN = 0x04  # bit 5 of the first byte
 OID_SUBJECT_ALT_NAME = "2.5.29.17"
 OID_COMMON_NAME = "2.5.4.3"
-_PEM = re.compile(
-    rb"-----BEGIN (CERTIFICATE|X509 CRL)-----([A-Za-z0-9+/=\s]+)-----END (?:CERTIFICATE|X509 CRL)-----", re.ASCII
-)
+_PEM = re.compile(rb"-----BEGIN (CERTIFICATE|X509 CRL)-----([A-Za-z0-9+/=\s]+)-----END \1-----", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +42,6 @@ class Extension:
     oid: str
     critical: bool
     value: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signed:
-    """What certificates and CRLs share: the signed bytes, the algorithm and the signature over them."""
-
-    tbs: bytes
-    algorithm: str
-    parameters: bytes
-    signature: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +72,28 @@ class Certificate:
 
     def public_key(self) -> PublicKey:
         """Raises WireError for a key that is neither EC nor RSA."""
-        return _load_key(self.spki)
+        return load_key(self.spki)
 
     @property
     def is_ca(self) -> bool:
+        """May sign certificates: CA flag, and the key usage where one is stated (RFC 5280 4.2.1.3, 4.2.1.9)."""
         value = self.extension(OID_BASIC_CONSTRAINTS)
         if value is None:
             return False
         fields = der.read_one(value).expect(der.SEQUENCE, "basic constraints").children()
-        return bool(fields) and fields[0].tag == der.BOOLEAN and fields[0].content == b"\xff"
+        if not fields or fields[0].tag != der.BOOLEAN or fields[0].content != b"\xff":
+            return False
+        usage = self.extension(OID_KEY_USAGE)
+        if usage is None:
+            return True
+        bits = der.read_one(usage).expect(der.BIT_STRING, "key usage").content
+        return len(bits) > 1 and bool(bits[1] & _KEY_CERT_SIGN)
+
+    def path_length(self) -> int | None:
+        """How many intermediates may follow this CA, None where it says nothing (RFC 5280 4.2.1.9)."""
+        value = self.extension(OID_BASIC_CONSTRAINTS)
+        fields = () if value is None else der.read_one(value).expect(der.SEQUENCE, "basic constraints").children()
+        return der.integer(fields[1], "path length") if len(fields) > 1 else None
 
     def common_name(self) -> str:
         """The subject's last common name, "" where there is none."""
@@ -147,7 +131,7 @@ def parse_certificate(data: bytes) -> Certificate:
         not_before=not_before,
         not_after=not_after,
         spki=fields[5].expect(der.SEQUENCE, "public key").encoded,
-        extensions=_extensions(fields[6:]),
+        extensions=_extensions(fields[6:], der.context(3)),
     )
 
 
@@ -164,20 +148,19 @@ def parse_crl(data: bytes) -> Crl:
     next_update = None
     if rest and rest[0].tag in (der.UTC_TIME, der.GENERALIZED_TIME):
         next_update = _time(rest.pop(0))
-    revoked: set[int] = set()
+    revoked: frozenset[int] = frozenset()
     if rest and rest[0].tag == der.SEQUENCE:
-        for entry in rest[0].children(limit=1 << 16):
-            parts = entry.expect(der.SEQUENCE, "revoked entry").children()
-            if not parts:
-                raise WireError(CODE, "a revoked entry is empty")
-            revoked.add(der.integer(parts[0], "serial number"))
+        revoked = frozenset(_serials(rest.pop(0)))
+    # One that covers only some certificates, or only what changed, says so in a critical extension (RFC 5280, 5.2).
+    if any(extension.critical for extension in _extensions(rest, der.context(0))):
+        raise WireError(CODE, "a CRL with critical extensions: it may not list everything that is revoked")
     return Crl(
         der=outer.encoded,
         signed=signed,
         issuer=issuer,
         this_update=this_update,
         next_update=next_update,
-        revoked=frozenset(revoked),
+        revoked=revoked,
     )
 
 
@@ -186,9 +169,7 @@ def split(data: bytes) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     if len(data) > _LIMIT_BYTES:
         raise WireError(CODE, f"larger than {_LIMIT_BYTES} bytes")
     if b"-----BEGIN" not in data:
-        blocks = [element.expect(der.SEQUENCE, "certificate").encoded for element in der.read_all(data)]
-        certificates = tuple(block for block in blocks if not _looks_like_crl(block))
-        return certificates, tuple(block for block in blocks if _looks_like_crl(block))
+        return _split_der(data)
     found = _PEM.findall(data)
     if not found or len(found) > _MAX_CERTIFICATES or len(found) != data.count(b"-----BEGIN"):
         raise WireError(CODE, "PEM with unknown, damaged or too many blocks")
@@ -214,21 +195,6 @@ def check_signature(child: Certificate | Crl, issuer: Certificate) -> None:
     verify(issuer.public_key(), child.signed)
 
 
-def verify(key: PublicKey, signed: Signed) -> None:
-    """The signature of `signed` verifies under `key`. Raises AuthenticityError BAD_SIGNATURE or BAD_ALGORITHM."""
-    try:
-        if isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(signed.signature, signed.tbs, ec.ECDSA(_hash(_ECDSA, signed.algorithm)))
-        elif signed.algorithm == _RSA_PSS:
-            digest, salt_length = _pss_parameters(signed.parameters)
-            pss = padding.PSS(mgf=padding.MGF1(digest), salt_length=salt_length)
-            key.verify(signed.signature, signed.tbs, pss, digest)
-        else:
-            key.verify(signed.signature, signed.tbs, padding.PKCS1v15(), _hash(_RSA_PKCS1, signed.algorithm))
-    except InvalidSignature:
-        raise AuthenticityError(Rejection.BAD_SIGNATURE, "a certificate's signature does not verify") from None
-
-
 def check_validity(certificate: Certificate, now: float, what: str) -> None:
     """`now` lies within the validity period. Raises AuthenticityError CERTIFICATE_NOT_VALID_NOW."""
     if not certificate.not_before <= now <= certificate.not_after:
@@ -246,29 +212,48 @@ def check_chain(chain: Sequence[Certificate], anchor: Certificate, now: float) -
     if not chain:
         raise AuthenticityError(Rejection.CHAIN_NOT_TRUSTED, "the certificate chain is empty")
     path = [*chain] if chain[-1].der == anchor.der else [*chain, anchor]
-    for child, parent in itertools.pairwise(path):
+    for below, (child, parent) in enumerate(itertools.pairwise(path)):
         if not parent.is_ca:
             raise AuthenticityError(Rejection.CHAIN_NOT_TRUSTED, f"{parent.common_name()!r} is not a CA certificate")
+        limit = parent.path_length()
+        if limit is not None and below > limit:
+            raise AuthenticityError(
+                Rejection.CHAIN_NOT_TRUSTED, f"{parent.common_name()!r} may not have {below} intermediates below it"
+            )
         check_signature(child, parent)
     for certificate in path:
         check_validity(certificate, now, f"certificate {certificate.common_name()!r}")
 
 
 def order_chain(leaf: Certificate, pool: Iterable[Certificate], anchor: Certificate) -> tuple[Certificate, ...]:
-    """The way from `leaf` to `anchor` through `pool`, by issuer and subject names, leaf first, without the anchor.
+    """The way from `leaf` to `anchor` through `pool`, leaf first, without the anchor.
 
-    Raises AuthenticityError CHAIN_NOT_TRUSTED when there is none. Names only: `check_chain` verifies.
+    By issuer and subject names; where several bear one name (a superseded intermediate, or one put there by somebody
+    else), by the signature. Raises AuthenticityError CHAIN_NOT_TRUSTED when there is no way. `check_chain` verifies.
     """
-    available = {certificate.subject: certificate for certificate in pool}
+    available = list({certificate.der: certificate for certificate in pool}.values())
     chain = [leaf]
     while chain[-1].issuer != anchor.subject:
-        parent = available.pop(chain[-1].issuer, None)
-        if parent is None or len(chain) > _MAX_CERTIFICATES:
+        candidates = [certificate for certificate in available if certificate.subject == chain[-1].issuer]
+        if not candidates or len(chain) > _MAX_CERTIFICATES:
             raise AuthenticityError(
                 Rejection.CHAIN_NOT_TRUSTED, "the certificates given do not lead to the pinned root"
             )
+        parent = candidates[0] if len(candidates) == 1 else _signer(chain[-1], candidates)
+        available.remove(parent)
         chain.append(parent)
     return tuple(chain)
+
+
+def _signer(child: Certificate, candidates: Sequence[Certificate]) -> Certificate:
+    """The first of at most 8 candidates whose key signed `child`; the first of all where none did."""
+    for candidate in candidates[:_MAX_SAME_NAME]:
+        try:
+            verify(candidate.public_key(), child.signed)
+        except (AuthenticityError, WireError):
+            continue
+        return candidate
+    return candidates[0]
 
 
 def check_not_revoked(certificate: Certificate, crl: Crl, issuer: Certificate, now: float) -> None:
@@ -317,6 +302,11 @@ def _check_same_algorithm(inner: Element, outer: Element) -> None:
         raise WireError(CODE, "the signature algorithm outside the signed part is another one than inside")
 
 
+def _serials(entries: Element) -> Iterator[int]:
+    for entry in entries.children(limit=_MAX_REVOKED):
+        yield der.integer(entry.expect(der.SEQUENCE, "revoked entry").first("revoked entry"), "serial number")
+
+
 def _validity(element: Element) -> tuple[float, float]:
     times = element.expect(der.SEQUENCE, "validity").children()
     if len(times) != 2:
@@ -325,23 +315,27 @@ def _validity(element: Element) -> tuple[float, float]:
 
 
 def _time(element: Element) -> float:
-    formats = {der.UTC_TIME: "%y%m%d%H%M%SZ", der.GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}
-    fmt = formats.get(element.tag)
-    if fmt is None:
+    """UTCTime YYMMDDHHMMSSZ (1950 to 2049) or GeneralizedTime YYYYMMDDHHMMSSZ (RFC 5280 4.1.2.5)."""
+    if element.tag not in (der.UTC_TIME, der.GENERALIZED_TIME):
         raise WireError(CODE, f"a time has tag {element.tag:#04x}")
+    text = element.content
+    if element.tag == der.UTC_TIME:
+        text = (b"19" if text[:2] >= b"50" else b"20") + text
+    if len(text) != 15 or text[14:] != b"Z" or not text[:14].isdigit():
+        raise WireError(CODE, "malformed time")
+    month, day, hour, minute, second = (int(text[at : at + 2]) for at in range(4, 14, 2))
     try:
-        moment = datetime.datetime.strptime(element.content.decode("ascii"), fmt).replace(tzinfo=datetime.UTC)
-    except ValueError:
+        return datetime.datetime(int(text[:4]), month, day, hour, minute, second, tzinfo=datetime.UTC).timestamp()
+    except (ValueError, OverflowError):
         raise WireError(CODE, "malformed time") from None
-    if element.tag == der.UTC_TIME and moment.year >= 2050:  # RFC 5280 4.1.2.5.1; strptime turns at 1969
-        moment = moment.replace(year=moment.year - 100)
-    return moment.timestamp()
 
 
-def _extensions(fields: Sequence[Element]) -> tuple[Extension, ...]:
-    wrapped = [element for element in fields if element.tag == der.context(3)]
+def _extensions(fields: Sequence[Element], tag: int) -> tuple[Extension, ...]:
+    wrapped = [element for element in fields if element.tag == tag]
     if not wrapped:
         return ()
+    if len(wrapped) > 1:
+        raise WireError(CODE, "more than one set of extensions")
     found = []
     for entry in der.read_one(wrapped[0].content).expect(der.SEQUENCE, "extensions").children(limit=64):
         parts = entry.expect(der.SEQUENCE, "extension").children()
@@ -353,42 +347,21 @@ def _extensions(fields: Sequence[Element]) -> tuple[Extension, ...]:
     return tuple(found)
 
 
-def _hash(table: dict[str, hashes.HashAlgorithm], algorithm: str) -> hashes.HashAlgorithm:
-    found = table.get(algorithm)
-    if found is None:
-        raise AuthenticityError(Rejection.BAD_ALGORITHM, f"signature algorithm {algorithm} does not fit the key")
-    return found
+def _split_der(data: bytes) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    certificates: list[bytes] = []
+    crls: list[bytes] = []
+    for count, element in enumerate(der.read_all(data)):
+        if count == _MAX_CERTIFICATES:
+            raise WireError(CODE, f"more than {_MAX_CERTIFICATES} certificates")
+        block = element.expect(der.SEQUENCE, "certificate")
+        (crls if _looks_like_crl(block) else certificates).append(block.encoded)
+    return tuple(certificates), tuple(crls)
 
 
-def _pss_parameters(parameters: bytes) -> tuple[hashes.HashAlgorithm, int]:
-    """Hash and salt length of RSASSA-PSS-params (RFC 4055 section 3.1); MGF1 must use the same hash."""
-    fields = {e.tag: der.read_one(e.content) for e in der.read_one(parameters).expect(der.SEQUENCE, "PSS").children()}
-    try:
-        digest = _HASHES[der.oid(fields[der.context(0)].children()[0], "PSS hash")]
-        mgf_hash = der.oid(fields[der.context(1)].children()[1].children()[0], "MGF1 hash")
-        salt_length = der.integer(fields[der.context(2)], "PSS salt length")
-    except (KeyError, IndexError):
-        raise AuthenticityError(Rejection.BAD_ALGORITHM, "RSASSA-PSS with unsupported parameters") from None
-    if _HASHES.get(mgf_hash) is not digest or not 0 <= salt_length <= 64:
-        raise AuthenticityError(Rejection.BAD_ALGORITHM, "RSASSA-PSS with unsupported parameters")
-    return digest, salt_length
-
-
-@functools.lru_cache(maxsize=64)
-def _load_key(spki: bytes) -> PublicKey:
-    try:
-        key = load_der_public_key(spki)
-    except (ValueError, UnsupportedAlgorithm):
-        raise WireError(CODE, "the public key cannot be read") from None
-    if not isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey):
-        raise WireError(CODE, "the public key is neither EC nor RSA")
-    return key
-
-
-def _looks_like_crl(block: bytes) -> bool:
-    """In a CRL the third field of the signed part, after version and algorithm and issuer, is a time."""
-    parts = der.read_one(block).children()
-    kinds = [field.tag for field in parts[0].children()[:4]] if parts else []
+def _looks_like_crl(block: Element) -> bool:
+    """In a CRL the signed part's third or fourth field is a time: ? version, algorithm, issuer, this update."""
+    fields = block.first("certificate").children()
+    kinds = [field.tag for field in fields[:4]]
     return kinds[:1] != [der.context(0)] and any(tag in (der.UTC_TIME, der.GENERALIZED_TIME) for tag in kinds)
 
 
