@@ -46,6 +46,7 @@ _REFUSALS: tuple[tuple[str, Rejection], ...] = (
     ("SGX quote with non-SGX", Rejection.ENDORSEMENT_MISMATCH),
     ("TDX quote with non-TDX", Rejection.ENDORSEMENT_MISMATCH),
     ("Failed to verify certificate chain", Rejection.CHAIN_NOT_TRUSTED),
+    ("Invalid QE auth data", Rejection.MALFORMED_EVIDENCE),
     ("Failed to decode", Rejection.MALFORMED_ENDORSEMENT),
     ("Failed to parse", Rejection.MALFORMED_ENDORSEMENT),
 )
