@@ -6,16 +6,17 @@ of a TPM quote and of an Azure report lie beside it, as does the chain of a GPU;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from client_sdk.tee import der
+from client_sdk.tee.azure import abi as azure
 from client_sdk.tee.certificate import formats
 from client_sdk.tee.endorsements import merge, recognise
 from client_sdk.tee.evidence import Endorsements
 from client_sdk.tee.nvidia import foreign as nvidia
 from client_sdk.tee.tpm2 import abi as tpm2
-from client_sdk.wire import cbor
 from client_sdk.wire.errors import WireError
 
 LIMIT_EVIDENCE_BYTES = 1 << 20
@@ -33,6 +34,8 @@ _TPM_GENERATED = tpm2.MAGIC.to_bytes(4, "big")
 _TPM_SIGNATURES = tuple(scheme.to_bytes(2, "big") for scheme in (tpm2.ALG_ECDSA, tpm2.ALG_RSASSA, tpm2.ALG_RSAPSS))
 _TPM_KEY_TYPES = tuple(kind.to_bytes(2, "big") for kind in (tpm2.ALG_RSA, tpm2.ALG_ECC))
 _SNP_REPORT_BYTES = 1184
+_HCL_MAGIC = b"HCLA"
+_HCL_DATA_AT = 32 + _SNP_REPORT_BYTES
 _SPKI_P256 = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d03010703420004")
 # TPMT_PUBLIC of the template for attestation keys (ECC P-256, ECDSA with SHA-256, restricted signing; TCG "TPM 2.0
 # Keys for Device Identity and Attestation", 7.3), up to the coordinates: a PEM file says no more than those.
@@ -58,7 +61,7 @@ def read_evidence(family: str, data: bytes, beside: Sequence[bytes]) -> ForeignE
     contents: tuple[bytes, ...] = (data,)
     if family == "tpm2" and data.startswith(_TPM_GENERATED):
         contents = (_tpm2(data, rest),)
-    elif family == "azure" and len(data) == _SNP_REPORT_BYTES:
+    elif family == "azure" and (data.startswith(_HCL_MAGIC) or len(data) == _SNP_REPORT_BYTES):
         contents = (_azure(data, rest),)
     elif family == "nvidia":
         contents = nvidia.read_items(data, rest)
@@ -77,15 +80,10 @@ def _trimmed(quote: bytes) -> bytes:
 
 def _tpm2(attest: bytes, rest: list[bytes]) -> bytes:
     """TPMS_ATTEST with its signature (TPMT_SIGNATURE, or DER or RSA bytes alone) and key (TPM2B or TPMT, or PEM)."""
-    public = signature = None
-    for file in list(rest):
-        if public is None and (key := _tpm_public(file)) is not None:
-            public = key
-        elif signature is None and (signed := _tpm_signature(file)) is not None:
-            signature = signed
-        else:
-            continue
-        rest.remove(file)
+    key = _take(rest, lambda file: _tpm_public(file) is not None)
+    signed = _take(rest, lambda file: _tpm_signature(file) is not None)
+    public = None if key is None else _tpm_public(key)
+    signature = None if signed is None else _tpm_signature(signed)
     if public is None or signature is None:
         raise WireError(_CODE, "a TPM quote needs its signature and its key's public part as --endorsement files")
     return tpm2.encode_item(attest=attest, signature=signature, public=public)
@@ -140,17 +138,38 @@ def _sized(data: bytes) -> bytes:
     return len(data).to_bytes(2, "big") + data
 
 
-def _azure(report: bytes, rest: list[bytes]) -> bytes:
-    """An SNP report with the paravisor's runtime data (JSON) and the virtual TPM's quote and signature beside it."""
-    parts: dict[str, bytes] = {}
-    for file in list(rest):
-        if file.startswith(_TPM_GENERATED):
-            parts["attest"] = file
-        elif b'"HCLAkPub"' in file:
-            parts["runtime-json"] = file
-        elif "signature" not in parts and (signature := _tpm_signature(file)) is not None:
-            parts["signature"] = signature
-        else:
-            continue
-        rest.remove(file)
-    return cbor.encode({"hcl-report": report, **parts})
+def _azure(data: bytes, rest: list[bytes]) -> bytes:
+    """A paravisor's report, or the SNP report cut out of it, with the runtime JSON and the virtual TPM's quote beside.
+
+    What frames the two reports is unsigned; the SNP report covers the JSON by its hash.
+    """
+    attest, runtime = _take(rest, _is_quote), _take(rest, _is_runtime)
+    signature = _take(rest, lambda file: _tpm_signature(file) is not None)
+    if attest is None or signature is None:
+        raise WireError(_CODE, "Azure evidence needs the virtual TPM's quote and signature as --endorsement files")
+    if data.startswith(_HCL_MAGIC):
+        size = int.from_bytes(data[_HCL_DATA_AT + 16 : _HCL_DATA_AT + 20], "little")
+        runtime = runtime or data[_HCL_DATA_AT + 20 : _HCL_DATA_AT + 20 + size]
+    elif runtime is not None:
+        header = struct.pack("<4sIIIIIII", _HCL_MAGIC, 1, len(data), 2, 0, 0, 0, 0)
+        data = header + data + struct.pack("<IIIII", 20 + len(runtime), 1, 2, 1, len(runtime)) + runtime
+    else:
+        raise WireError(_CODE, "Azure evidence needs the paravisor's runtime JSON as an --endorsement file")
+    return azure.encode_item(hcl_report=data, runtime_json=runtime, attest=attest, signature=signature)
+
+
+def _is_quote(file: bytes) -> bool:
+    return file.startswith(_TPM_GENERATED)
+
+
+def _is_runtime(file: bytes) -> bool:
+    return file.lstrip()[:1] == b"{" and b'"HCLAkPub"' in file
+
+
+def _take(rest: list[bytes], fits: Callable[[bytes], bool]) -> bytes | None:
+    """The first file that fits, taken out of `rest`."""
+    for file in rest:
+        if fits(file):
+            rest.remove(file)
+            return file
+    return None

@@ -66,7 +66,7 @@ def verify(key: PublicKey, signed: Signed) -> None:
 
 @functools.lru_cache(maxsize=64)
 def load_key(spki: bytes) -> PublicKey:
-    """The key of a DER SubjectPublicKeyInfo. Raises WireError for one that is neither EC nor RSA, too short or too long."""
+    """The key of a DER SubjectPublicKeyInfo. Raises WireError for one that is neither EC nor RSA, or of bad size."""
     try:
         key = load_der_public_key(spki)
     except (ValueError, UnsupportedAlgorithm):

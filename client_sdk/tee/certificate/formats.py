@@ -264,16 +264,6 @@ def carried_report_data(family: str, content: bytes) -> bytes | None:
     return content[start : start + 64]
 
 
-def claims_debug(family: str, content: bytes) -> bool:
-    """Whether a quote says of itself that the enclave or TD can be debugged (attribute bits, Intel SDM and TDX ABI)."""
-    if family == SGX:
-        return bool(content[48 + 48] & 0x02)
-    if family == TDX:
-        body = _TDX_V5_BODY if content[:2] == b"\x05\x00" else _TDX_REPORT
-        return bool(content[body + 120] & 0x01)
-    return False
-
-
 def mapping(value: object, what: str) -> Mapping[Any, Any]:
     if not isinstance(value, dict):
         _fail(f"{what} is not a map")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from client_sdk.checks import CheckLog
-from client_sdk.errors import Rejection, UndecidedError, VerificationError
+from client_sdk.errors import Rejection, VerificationError
 from client_sdk.tee import endorsements as given
 from client_sdk.tee import x509
 from client_sdk.tee.certificate import carriers, formats
@@ -112,11 +112,7 @@ def _verify_carried(log: CheckLog, carried: Carried, question: Question) -> Auth
     with log.step("evidence well formed"):
         parsed = family.parse_evidence(carried.content)
     endorsements = given.merge([question.endorsements, carried.endorsements])
-    try:
-        evidence = parsed.authenticate(log, endorsements, now=question.now)
-    except UndecidedError:
-        _check_debug_unsigned(log, carried, demanded)
-        raise
+    evidence = parsed.authenticate(log, endorsements, now=question.now)
     _check_key(log, carried, evidence)
     _check_asked(log, carried, evidence, question.binding)
     evidence.appraise(log, demanded, now=question.now)
@@ -130,12 +126,6 @@ def _check_carried_key(log: CheckLog, carried: Carried) -> None:
     padded = {value.ljust(_REPORT_DATA_BYTES, b"\x00") for value in carried.expected}
     if report_data is not None and report_data not in padded:
         _refuse_key(log, carried, report_data)
-
-
-def _check_debug_unsigned(log: CheckLog, carried: Carried, demanded: FamilyPolicy) -> None:
-    """Without endorsements nothing can become a yes, but evidence that says "debug" of itself is a no already."""
-    if formats.claims_debug(carried.family, carried.content) and not getattr(demanded, "allow_debug", False):
-        log.reject("debug mode", Rejection.DEBUG_NOT_ALLOWED, "the evidence says that debugging is possible")
 
 
 def _check_key(log: CheckLog, carried: Carried, evidence: AuthenticEvidence) -> None:
