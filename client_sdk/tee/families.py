@@ -42,6 +42,7 @@ FAMILIES: Mapping[str, Family] = {
     "sgx": Family(folder="sgx"),
     "tdx": Family(folder="tdx"),
     "sev-snp": Family(folder="snp"),
+    "azure-snp-vtpm": Family(folder="azure"),
     "nitro": Family(folder="nitro"),
     "tpm2": Family(folder="tpm2"),
     "nvidia": Family(folder="nvidia", primary=False),

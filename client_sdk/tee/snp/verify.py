@@ -74,7 +74,8 @@ class AuthenticSnp:
         check_foreign_report(log, self.report, binding)
 
     def appraise(self, log: CheckLog, policy: FamilyPolicy | None, *, now: float) -> None:
-        assert isinstance(policy, SnpPolicy)
+        if not isinstance(policy, SnpPolicy):
+            log.reject("SNP policy", Rejection.FAMILY_NOT_ALLOWED, "SNP evidence needs a policy of its own")
         judge.appraise(log, policy, self.report, self.vek, self.revocation)
 
 

@@ -68,7 +68,7 @@ def parse_policy(table: dict[str, object], where: str, report_only: bool) -> Tpm
     """Read `[families.tpm2]`. Raises PolicyFileError naming the key at fault."""
     flags = {name: pins.take_flag(table, name, where) for name in _FLAGS}
     policy = Tpm2Policy(
-        pcr_sets=_take_sets(table, where, zero=flags["allow_zero_pcrs"], partial=flags["allow_partial_boot"]),
+        pcr_sets=take_pcr_sets(table, where, zero=flags["allow_zero_pcrs"], partial=flags["allow_partial_boot"]),
         ak_pins=pins.take_pins(table, "ak_pins", _PIN_BYTES, where),
         ak_roots=pins.take_pins(table, "ak_roots", _PIN_BYTES, where),
         reset_counts=pins.take_integers(table, "reset_counts", where, low=0, high=_MAX_COUNT),
@@ -84,7 +84,8 @@ def parse_policy(table: dict[str, object], where: str, report_only: bool) -> Tpm
     return policy
 
 
-def _take_sets(table: dict[str, object], where: str, *, zero: bool, partial: bool) -> tuple[PcrSet, ...]:
+def take_pcr_sets(table: dict[str, object], where: str, *, zero: bool, partial: bool) -> tuple[PcrSet, ...]:
+    """The `pcr_sets` of a table, empty where the key is absent. Raises PolicyFileError."""
     entries = pins.take_list(table, "pcr_sets", where)
     found = {_parse_set(entry, f"{where}.pcr_sets", zero=zero, partial=partial) for entry in entries or ()}
     return tuple(MappingProxyType(dict(one)) for one in sorted(found))

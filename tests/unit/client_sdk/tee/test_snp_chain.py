@@ -355,6 +355,11 @@ def test_each_opt_in_admits_its_own_thing(report: Mapping[str, object], table: M
     appraise(amd.Report(**report), table)  # type: ignore[arg-type]
 
 
+def test_without_a_policy_of_its_own_nothing_is_accepted() -> None:
+    with pytest.raises(VerificationError, match="FAMILY_NOT_ALLOWED"):
+        authenticate()[0].appraise(CheckLog(), None, now=NOW)
+
+
 def test_an_fmc_level_can_be_demanded_of_turin() -> None:
     vek = amd.Vek(product="Turin", chip_id=amd.TURIN_CHIP_ID)
     report = amd.Report(version=5, product="Turin", chip_id=amd.TURIN_CHIP_ID)
