@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from appliance.engine.llama_cpp.runtime import LlamaRuntime
 
 TEMPLATE_LIMIT_S = 2.0
+OUTBOX_LIMIT = 4096
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 
@@ -77,6 +79,41 @@ class Inbox:
                 self._interrupt()
 
 
+class Outbox:
+    """Messages to the supervisor, sent by a thread of their own.
+
+    A socket's send tells the kernel that its caller is about to sleep, so the reader is woken on its core. Here
+    the caller is about to compute the next token: the serving process would take its core away for every token.
+    """
+
+    def __init__(self, channel: BlockingChannel) -> None:
+        self._channel = channel
+        self._queue: queue.SimpleQueue[Mapping[str, object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, message: Mapping[str, object]) -> None:
+        """Queue one message; waits while a supervisor that does not read has left too many."""
+        while self._queue.qsize() >= OUTBOX_LIMIT:
+            time.sleep(0.001)
+        self._queue.put(message)
+
+    def close(self) -> None:
+        """Return when everything queued has been sent."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (message := self._queue.get()) is not None:
+            try:
+                self._channel.send(message)
+            except (ChannelError, OSError):
+                # Nobody is left to answer to, or a message that can never be sent: a new worker starts clean.
+                os._exit(1)
+
+
 class TimedTemplate(ChatTemplate):
     """A chat template under a timer: one that never returns costs its own request only."""
 
@@ -111,6 +148,7 @@ class Worker:
         self._model_fd = model_fd
         self._random_bytes = random_bytes
         self._batch: list[dict[str, object]] = []
+        self._outbox = Outbox(channel)
 
     def run(self) -> None:
         """Raises ChannelError on a supervisor that does not keep to the protocol."""
@@ -144,10 +182,14 @@ class Worker:
                 "slots": SLOTS,
             }
         )
+        failure: str | None = None
         try:
             self._serve(scheduler, runtime)
         except RuntimeFailure as error:
-            self._channel.send({"t": "failed", "message": str(error)})
+            failure = str(error)
+        self._outbox.close()
+        if failure is not None:
+            self._channel.send({"t": "failed", "message": failure})
 
     def _scheduler(self, runtime: LlamaRuntime, context_length: int, first: Mapping[str, object]) -> Scheduler:
         template = TimedTemplate(
@@ -167,6 +209,7 @@ class Worker:
 
         inbox = Inbox(self._channel, runtime.interrupt)
         inbox.start()
+        self._outbox.start()
         while True:
             if scheduler.idle and not self._handle(scheduler, inbox.get()):
                 return
@@ -193,7 +236,7 @@ class Worker:
         elif kind == "cancel":
             scheduler.cancel(take(message, "id", bytes))
         elif kind == "ping":
-            self._channel.send({"t": "pong"})
+            self._outbox.put({"t": "pong"})
         elif kind == "stop":
             return False
         else:
@@ -206,7 +249,7 @@ class Worker:
     def _flush(self) -> None:
         """One write per step, however many events it made."""
         if self._batch:
-            self._channel.send({"t": "events", "events": self._batch})
+            self._outbox.put({"t": "events", "events": self._batch})
             self._batch = []
 
     def _report_progress(self) -> Callable[[float], None]:
