@@ -111,6 +111,29 @@ def test_worker_killed_in_mid_stream(frail: Served, frail_policy: Policy, collec
     assert "".join(got)
 
 
+def test_worker_killed_under_a_queue(frail: Served, frail_policy: Policy) -> None:
+    """Answers under evaluation and answers that wait for their turn: each is told, with a receipt, that it failed."""
+
+    def ask(number: int) -> ApplianceError:
+        with pytest.raises(ApplianceError) as caught:
+            drain(iter(appliance.stream(f"{STORY} {number}", **LONG)), [])
+        return caught.value
+
+    with Appliance(frail.url, policy=frail_policy) as appliance, ThreadPoolExecutor(4) as pool:
+        wait_for(lambda: ready(appliance), limit_s=20, what="ready")
+        asked = [pool.submit(ask, number) for number in range(4)]
+
+        def jobs() -> float:
+            return frail.gauge("appliance_engine_active_jobs") + frail.gauge("appliance_engine_queued_jobs")
+
+        wait_for(lambda: jobs() == 4, limit_s=10, what="all are with the engine")
+        os.kill(frail.workers()[0], signal.SIGKILL)
+        errors = [future.result(20) for future in asked]
+        assert {(error.code, error.verified) for error in errors} == {("engine_failed", True)}
+        wait_for(lambda: ready(appliance), limit_s=20, what="ready")
+        assert appliance.chat("Hello", model=MODEL, max_tokens=2).receipt.claims.response.status == "complete"
+
+
 async def test_worker_killed_under_an_async_client(frail: Served, frail_policy: Policy) -> None:
     async with AsyncAppliance(frail.url, policy=frail_policy) as appliance:
         pieces = aiter(appliance.stream(STORY, **LONG))
