@@ -185,12 +185,8 @@ def judge_tcb(log: CheckLog, quote: bytes, collateral: Collateral, root: x509.Ce
     except ValueError as error:
         text = str(error).removeprefix("Verification failed: ").partition("\n")[0][:200]
         log.reject(name, refusal_code(text), f"dcap-qvl: {text}")
-    try:
-        verdict = read_claims(json.loads(claims.to_json()))
-    except (KeyError, TypeError, ValueError) as error:
-        log.reject(name, Rejection.BAD_SIGNATURE, f"dcap-qvl reports what this version cannot read: {error!r}"[:200])
-    log.passed(name)
-    return verdict
+    with log.step(name):
+        return read_claims(claims.to_json())
 
 
 def refusal_code(text: str) -> Rejection:
@@ -198,8 +194,17 @@ def refusal_code(text: str) -> Rejection:
     return next((code for start, code in _REFUSALS if text.startswith(start)), Rejection.BAD_SIGNATURE)
 
 
-def read_claims(document: Any) -> Verdict:
-    """The claims of dcap-qvl (claims version 1) as a frozen value. Raises KeyError, TypeError, ValueError."""
+def read_claims(text: str) -> Verdict:
+    """The claims of dcap-qvl (claims version 1) as a frozen value. Raises AuthenticityError: unread is unproven."""
+    try:
+        return _read_claims(json.loads(text))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise AuthenticityError(
+            Rejection.BAD_SIGNATURE, f"dcap-qvl reports what this version cannot read: {error!r}"[:200]
+        ) from None
+
+
+def _read_claims(document: Any) -> Verdict:
     if document["claims_version"] != 1:
         raise ValueError(f"claims version {document['claims_version']}")
     tcb, platform, qe, pck = document["tcb"], document["platform"], document["qe"], document["platform"]["pck"]
