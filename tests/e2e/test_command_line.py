@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from client_sdk import Policy, VerificationError
+from client_sdk.saved import verify_saved
 from tests.e2e.glass import GlassAppliance, Sent
 from tests.e2e.programs import MODEL, Served, free_port, outcome, run_client, run_program
 
@@ -189,6 +191,27 @@ def test_a_saved_file_changed(
     assert old in content
     path.write_bytes(content.replace(old, new, 1))
     checked(verify(copy, policy_file), status, code)
+
+
+@pytest.mark.parametrize("copy", ["stream", "whole"], indirect=True)
+@pytest.mark.parametrize("name", ["request", "response", "receipt", "attestation"])
+def test_any_flipped_bit(copy: Path, policy: Policy, name: str) -> None:
+    """Bits all over each file: all rejected, but for the padding between the frames of a stream."""
+    path = copy / name
+    content = path.read_bytes()
+    for at in range(0, len(content), max(1, len(content) // 101)):
+        changed = content[:at] + bytes((content[at] ^ 1 << at % 7,)) + content[at + 1 :]
+        path.write_bytes(changed)
+        if name == "response" and _unpadded(changed) == _unpadded(content):
+            continue
+        with pytest.raises(VerificationError):
+            verify_saved(copy, policy)
+    path.write_bytes(content)
+    assert verify_saved(copy, policy).receipt.opened
+
+
+def _unpadded(stream: bytes) -> list[bytes]:
+    return [block for block in stream.split(b"\n\n") if not block.startswith(b": p ")]
 
 
 @pytest.mark.parametrize("copy", ["stream", "whole"], indirect=True)
