@@ -87,7 +87,8 @@ def issue(
 
 def der(tag: int, *content: bytes) -> bytes:
     body = b"".join(content)
-    length = bytes([len(body)]) if len(body) < 128 else b"\x82" + len(body).to_bytes(2, "big")
+    size = len(body).to_bytes((len(body).bit_length() + 7) // 8, "big")
+    length = bytes([len(body)]) if len(body) < 128 else bytes([0x80 | len(size)]) + size
     return bytes([tag]) + length + body
 
 

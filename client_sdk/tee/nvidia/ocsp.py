@@ -25,6 +25,7 @@ from client_sdk.wire.errors import WireError
 _CODE = "MALFORMED_ENDORSEMENT"
 _OID_EXTENDED_KEY_USAGE = "2.5.29.37"
 _ALGORITHMS = {"sha1": hashlib.sha1, "sha256": hashlib.sha256, "sha384": hashlib.sha384, "sha512": hashlib.sha512}
+_SIGNED_OVER = frozenset({"sha256", "sha384", "sha512"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +96,8 @@ def _check_signer(response: ocsp.OCSPResponse, issuer: Certificate, now: float) 
         key = responder.public_key()
         break
     algorithm = response.signature_hash_algorithm
-    if not isinstance(key, ec.EllipticCurvePublicKey) or algorithm is None or algorithm.name not in _ALGORITHMS:
-        raise AuthenticityError(Rejection.BAD_ALGORITHM, "the OCSP answer is not signed by ECDSA")
-    if algorithm.name == "sha1":
-        raise AuthenticityError(Rejection.BAD_ALGORITHM, "the OCSP answer is signed over SHA-1")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or algorithm is None or algorithm.name not in _SIGNED_OVER:
+        raise AuthenticityError(Rejection.BAD_ALGORITHM, "the OCSP answer is not signed by ECDSA over SHA-2")
     try:
         key.verify(response.signature, response.tbs_response_bytes, ec.ECDSA(algorithm))
     except InvalidSignature:

@@ -119,6 +119,8 @@ def _take_counts(table: dict[str, object], where: str) -> tuple[int, int, int]:
     devices = pins.take_integer(table, "count", where, low=1, high=_MAX_DEVICES)
     gpus = pins.take_integer(table, "gpus", where, low=0, high=_MAX_DEVICES)
     switches = pins.take_integer(table, "switches", where, low=0, high=_MAX_DEVICES)
+    if (gpus or 0) + (switches or 0) > _MAX_DEVICES:
+        raise PolicyFileError(f"{where}.switches: together with gpus more than {_MAX_DEVICES} devices")
     return devices or 1, gpus or 0, switches or 0
 
 
