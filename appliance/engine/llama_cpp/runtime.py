@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,11 +17,10 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from appliance.engine.llama_cpp.sampler import Sampler
 from appliance.engine.types import SamplingParams
-from appliance.errors import BadRequest
 
 VERSION: str = llama_cpp.__version__
-_RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED: llama.cpp replaces it with a random one
 _CONTROL_ATTRS = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
 
 
@@ -204,59 +202,6 @@ class LlamaRuntime:
             if len(fields) == 6 and fields[5].startswith(f"{root}/") and ".so" in fields[5]:
                 mapped.add(Path(fields[5]))
         return tuple(sorted((path.name, hashlib.sha256(path.read_bytes()).digest()) for path in mapped))
-
-
-class Sampler:
-    """A llama.cpp sampler chain for one job: greedy at temperature 0, else top_k, top_p, temperature, draw by seed.
-
-    A filter that lets everything pass (top_k 0, top_p 1) is left out. The generator is MT19937 seeded with `seed`;
-    llama.cpp reads 2**32-1 as "random", so that one seed shares the sequence of 2**32-2.
-    """
-
-    __slots__ = ("_chain", "_context")
-
-    def __init__(self, context: Any, params: SamplingParams) -> None:
-        """Raises BadRequest naming the parameter that is out of range."""
-        _check(params)
-        options = llama_cpp.llama_sampler_chain_default_params()
-        options.no_perf = True
-        self._context = context
-        self._chain = llama_cpp.llama_sampler_chain_init(options)
-        if params.temperature == 0.0:
-            self._add(llama_cpp.llama_sampler_init_greedy())
-            return
-        if params.top_k:
-            self._add(llama_cpp.llama_sampler_init_top_k(min(params.top_k, 2**31 - 1)))
-        if params.top_p < 1.0:
-            self._add(llama_cpp.llama_sampler_init_top_p(params.top_p, 1))
-        self._add(llama_cpp.llama_sampler_init_temp(params.temperature))
-        self._add(llama_cpp.llama_sampler_init_dist(min(params.seed, _RANDOM_SEED - 1)))
-
-    def _add(self, sampler: Any) -> None:
-        llama_cpp.llama_sampler_chain_add(self._chain, sampler)
-
-    def sample(self) -> int:
-        """Draw the next token from the logits of the last `decode`."""
-        return int(llama_cpp.llama_sampler_sample(self._chain, self._context, -1))
-
-    def close(self) -> None:
-        if self._chain is not None:
-            llama_cpp.llama_sampler_free(self._chain)
-            self._chain = None
-
-
-def _check(params: SamplingParams) -> None:
-    """llama.cpp takes any number, some to undefined effect: nothing out of range gets that far."""
-    if not (math.isfinite(params.temperature) and 0.0 <= params.temperature <= 100.0):
-        raise BadRequest("invalid_sampling", "temperature is outside 0..100", param="temperature")
-    if not (math.isfinite(params.top_p) and 0.0 < params.top_p <= 1.0):
-        raise BadRequest("invalid_sampling", "top_p is outside (0, 1]", param="top_p")
-    if params.top_k < 0:
-        raise BadRequest("invalid_sampling", "top_k is negative", param="top_k")
-    if not 0 <= params.seed < 2**32:
-        raise BadRequest("invalid_sampling", "seed is outside 0..2**32-1", param="seed")
-    if params.max_tokens is not None and params.max_tokens < 1:
-        raise BadRequest("invalid_sampling", "max_tokens is less than 1", param="max_tokens")
 
 
 _Int32 = npt.NDArray[np.int32]
