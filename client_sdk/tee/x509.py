@@ -168,7 +168,8 @@ def split(data: bytes) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     """(DER certificates, DER CRLs) of a file: PEM blocks, or DER ones after another. Raises WireError."""
     if len(data) > _LIMIT_BYTES:
         raise WireError(CODE, f"larger than {_LIMIT_BYTES} bytes")
-    if b"-----BEGIN" not in data:
+    # DER first: a certificate that carries a quote has the quote's own PEM chain inside.
+    if (data[:1] == b"\x30" and data[1:2] >= b"\x80") or b"-----BEGIN" not in data:
         return _split_der(data)
     found = _PEM.findall(data)
     if not found or len(found) > _MAX_CERTIFICATES or len(found) != data.count(b"-----BEGIN"):

@@ -6,7 +6,7 @@ key long ago (a relay: CVE-2026-33697). It can never start a session; it is for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -17,7 +17,7 @@ from client_sdk.tee import x509
 from client_sdk.tee.certificate import carriers, formats
 from client_sdk.tee.certificate.carriers import Carried
 from client_sdk.tee.certificate.policy import CertificatePolicy
-from client_sdk.tee.evidence import AuthenticEvidence, Endorsements, FamilyPolicy, ForeignBinding
+from client_sdk.tee.evidence import AuthenticEvidence, Endorsements, FamilyPolicy, ForeignBinding, ParsedEvidence
 from client_sdk.tee.families import FAMILIES
 from client_sdk.tee.x509 import Certificate
 
@@ -26,11 +26,16 @@ _KNOWN_CRITICAL = frozenset({x509.OID_BASIC_CONSTRAINTS, x509.OID_KEY_USAGE, x50
 _NOT_OURS = {carriers.OID_SGX_SAMPLE: "SGX sample quote", carriers.OID_DSTACK_EVENTS: "dstack event log"}
 
 
+def _parse_evidence(family: str, content: bytes) -> ParsedEvidence:
+    return FAMILIES[family].parse_evidence(content)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What the caller asks about foreign evidence.
 
-    `policies` are the admitted families' demands, `endorsements` what the caller gave, `now` Unix seconds.
+    `policies` are the admitted families' demands, `endorsements` what the caller gave, `now` Unix seconds. `parse`
+    reads a family's evidence, with the vendors' pinned roots unless the caller has others.
     """
 
     policies: Mapping[str, FamilyPolicy]
@@ -38,6 +43,7 @@ class Question:
     binding: ForeignBinding
     now: float
     certificate: CertificatePolicy = field(default_factory=CertificatePolicy)
+    parse: Callable[[str, bytes], ParsedEvidence] = _parse_evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +103,8 @@ def _check_issuer(log: CheckLog, certificate: Certificate, others: list[Certific
 
 
 def _verify_carried(log: CheckLog, carried: Carried, question: Question) -> AuthenticEvidence:
-    family = FAMILIES.get(carried.family)
     demanded = question.policies.get(carried.family)
-    if family is None or demanded is None:
+    if demanded is None:
         log.reject(
             "evidence family",
             Rejection.FAMILY_NOT_ALLOWED,
@@ -110,7 +115,7 @@ def _verify_carried(log: CheckLog, carried: Carried, question: Question) -> Auth
     log.passed("evidence family", f"{carried.family} ({carried.scheme})")
     _check_carried_key(log, carried)
     with log.step("evidence well formed"):
-        parsed = family.parse_evidence(carried.content)
+        parsed = question.parse(carried.family, carried.content)
     endorsements = given.merge([question.endorsements, carried.endorsements])
     evidence = parsed.authenticate(log, endorsements, now=question.now)
     _check_key(log, carried, evidence)

@@ -335,6 +335,12 @@ def test_files() -> None:
 CRL = crl((1, 2))
 
 
+def test_pem_inside_der_is_not_looked_at() -> None:
+    inner = tlv(0xA3, tlv(0x30, tlv(0x30, bytes.fromhex("0603550404") + tlv(4, pem("CERTIFICATE", SUB.der)))))
+    data = rebuilt(lambda f: f.__setitem__(-1, inner))
+    assert [c.der for c in x509.parse_certificates(data)] == [data]
+
+
 def test_many_revoked_entries_are_refused_in_time() -> None:
     outer = der.read_one(CRL).children()
     fields = [child.encoded for child in outer[0].children()]
