@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import struct
 import time
+import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,10 +16,11 @@ import pytest
 from client_sdk.checks import CheckLog
 from client_sdk.errors import MalformedError, Rejection, SdkError, UndecidedError, VerificationError
 from client_sdk.tee import x509
-from client_sdk.tee.dcap import roots
+from client_sdk.tee.dcap import pcs, roots
 from client_sdk.tee.endorsements import merge, recognise
 from client_sdk.tee.evidence import AuthenticEvidence, Endorsements, EventLog, ForeignBinding
 from client_sdk.tee.families import FAMILIES
+from client_sdk.tee.sgx import abi as sgx_abi
 from client_sdk.tee.tdx import abi as tdx_abi
 from client_sdk.tee.tdx import event_log
 from client_sdk.wire.errors import WireError
@@ -350,15 +353,78 @@ def test_truncated_logs_are_typed_errors() -> None:
             event_log.check(event_log.parse(EventLog(kind="ccel", content=ccel[:size])), rtmrs)
 
 
-def test_the_pinned_root_is_intels_and_no_other_file_is_taken_for_it() -> None:
+def test_the_pinned_root_is_intels() -> None:
     assert roots.intel_root().common_name() == "Intel SGX Root CA"
-    assert roots.intel_root().fingerprint == roots.ROOT_FINGERPRINT
+    assert roots.intel_root().fingerprint.hex() == roots.ROOT_FINGERPRINT
     chain = json.loads(vector(B0C06F[1]))["tcb_info_issuer_chain"].encode()
-    first = chain[: chain.index(b"-----END CERTIFICATE-----") + 26]
-    with pytest.raises(VerificationError) as caught:
-        roots.checked_root(first)
-    assert caught.value.code is Rejection.CHAIN_NOT_TRUSTED
     assert x509.parse_certificates(chain)[-1].der == roots.intel_root().der
+
+
+def answers(*, hex_lists: bool = False) -> dict[str, pcs.Answer]:
+    """The genuine collateral as Intel's service would have sent it; `hex_lists` as a PCCS would."""
+    document = json.loads(vector(B0C06F[1]))
+
+    def answer(header: str, chain: str, body: bytes) -> pcs.Answer:
+        return pcs.Answer(headers={header: percent_encoded(document[chain])}, body=body)
+
+    def crl(name: str) -> bytes:
+        return document[name].encode() if hex_lists else bytes.fromhex(document[name])
+
+    tcb = f'{{"tcbInfo":{document["tcb_info"]},"signature":"{document["tcb_info_signature"]}"}}'
+    qe = f'{{"enclaveIdentity":{document["qe_identity"]},"signature":"{document["qe_identity_signature"]}"}}'
+    return {
+        "tcb_info": answer("tcb-info-issuer-chain", "tcb_info_issuer_chain", tcb.encode()),
+        "qe_identity": answer("sgx-enclave-identity-issuer-chain", "qe_identity_issuer_chain", qe.encode()),
+        "pck_crl": answer("sgx-pck-crl-issuer-chain", "pck_crl_issuer_chain", crl("pck_crl")),
+        "root_crl": pcs.Answer(headers={}, body=crl("root_ca_crl")),
+    }
+
+
+def percent_encoded(text: str) -> str:
+    return urllib.parse.quote(text, safe="")
+
+
+@pytest.mark.parametrize("hex_lists", [False, True])
+def test_answers_of_the_certification_service_make_collateral(hex_lists: bool) -> None:
+    text = pcs.assemble(**answers(hex_lists=hex_lists))
+    assert json.loads(text) == json.loads(vector(B0C06F[1]))
+    judge("tdx", vector(B0C06F[0]), Endorsements(collateral=(text,)), IN_WINDOW["tdx"])
+
+
+def test_the_service_is_asked_for_the_platform_of_the_quote() -> None:
+    tdx, enclave = tdx_abi.parse_quote(vector(B0C06F[0])), sgx_abi.parse_quote(vector(SGX[0]))
+    assert pcs.collateral_urls(tdx.section, tdx.header.tee_type, pcs.INTEL_PCS) == pcs.CollateralUrls(
+        tcb_info="https://api.trustedservices.intel.com/tdx/certification/v4/tcb?fmspc=b0c06f000000",
+        qe_identity="https://api.trustedservices.intel.com/tdx/certification/v4/qe/identity",
+        pck_crl="https://api.trustedservices.intel.com/sgx/certification/v4/pckcrl?ca=platform&encoding=der",
+        root_crl="https://certificates.trustedservices.intel.com/IntelSGXRootCA.der",
+    )
+    own = pcs.collateral_urls(enclave.section, enclave.header.tee_type, "https://pccs.example/")
+    assert own.tcb_info == "https://pccs.example/sgx/certification/v4/tcb?fmspc=00a067110000"
+    assert own.pck_crl == "https://pccs.example/sgx/certification/v4/pckcrl?ca=processor&encoding=der"
+    assert own.root_crl == "https://pccs.example/sgx/certification/v4/rootcacrl"
+    with pytest.raises(WireError, match="no PCK chain"):
+        pcs.collateral_urls(dataclasses.replace(tdx.section, cert_type=1), 0x81, pcs.INTEL_PCS)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("tcb_info", {"body": b""}),
+        ("tcb_info", {"body": b"[" * 100_000}),
+        ("tcb_info", {"body": b"{}" + b" " * (1 << 20)}),
+        ("tcb_info", {"body": b'{"tcbInfo":{}}'}),
+        ("tcb_info", {"body": b'{"tcbInfo":{},"signature":1}'}),
+        ("tcb_info", {"body": b'["tcbInfo",{}]'}),
+        ("qe_identity", {"headers": {}}),
+        ("pck_crl", {"body": b"neither"}),
+        ("root_crl", {"body": b"\x30\x00"}),
+    ],
+)
+def test_answers_that_are_something_else_are_typed_errors(name: str, change: dict[str, object]) -> None:
+    parts = answers()
+    with pytest.raises(WireError):
+        pcs.assemble(**{**parts, name: dataclasses.replace(parts[name], **change)})
 
 
 def test_verifying_takes_milliseconds() -> None:
