@@ -69,12 +69,14 @@ def verify_certificate(data: bytes, log: CheckLog, question: Question) -> Attest
     log.require(bool(found), "evidence present", Rejection.MALFORMED_EVIDENCE, "the certificate carries no evidence")
     evidence = tuple(_verify_carried(log, carried, question) for carried in found)
     _check_age(log, certificate, question)
+    with log.step("certificate's names readable"):
+        asserted = _asserted(certificate)
     log.not_checked("freshness", "the evidence binds the certificate's key; it can be of any time in its life")
     return AttestedCertificate(
         certificate=certificate,
         schemes=tuple(carried.scheme for carried in found),
         evidence=evidence,
-        asserted=_asserted(certificate),
+        asserted=asserted,
     )
 
 
