@@ -19,6 +19,7 @@ from rich.table import Table
 from appliance import config as configuration
 from appliance.cli_keys import keys
 from appliance.cli_models import models
+from appliance.cli_vsock import vsock_forward
 from appliance.config import Config
 from appliance.errors import BootError
 from appliance.models.store import ModelStore, default_store_root
@@ -57,6 +58,7 @@ def cli() -> None:
 
 cli.add_command(models)
 cli.add_command(keys)
+cli.add_command(vsock_forward)
 
 
 @cli.command()

@@ -43,7 +43,7 @@ def parse_cid(text: str) -> int:
         raise ValueError(f"{_shown(text)} is no vsock CID: expected a number of 1..{CID_ANY - 1}")
     if int(text) in (0, CID_ANY):
         meaning = "the hypervisor itself" if int(text) == 0 else "any machine"
-        raise ValueError(f"CID {text} is reserved ({meaning}): expected the number of one machine")
+        raise ValueError(f"vsock CID {text} is reserved ({meaning}): expected the number of one machine")
     return int(text)
 
 

@@ -262,7 +262,7 @@ def test_what_no_network_reaches_needs_no_keys(entry: str) -> None:
         ("[server]\nunsafe_plain_http_listen = ['systemd']\n", "loopback, vsock and unix"),
         ("[metrics]\nlisten = 'vsock:9'\n", "metrics.listen 'vsock:9': expected HOST:PORT"),
         ("[vsock]\nallowed_cids = ['all']\n", "vsock.allowed_cids: 'all' is no vsock CID"),
-        ("[vsock]\nallowed_cids = ['4294967295']\n", "vsock.allowed_cids: CID 4294967295 is reserved"),
+        ("[vsock]\nallowed_cids = ['4294967295']\n", "vsock.allowed_cids: vsock CID 4294967295 is reserved"),
     ],
 )
 def test_b099_a_bad_address_is_refused_by_the_name_of_its_setting(text: str, words: str) -> None:
