@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ OID_SGX_EXTENSIONS = "1.2.840.113741.1.13.1"
 _OID_PCE_ID = "1.2.840.113741.1.13.1.3"
 _OID_FMSPC = "1.2.840.113741.1.13.1.4"
 _SIGNATURE_BYTES = 64
+_ID = re.compile(r"[A-Z0-9_]{1,16}")
 _TCB_SIGNER = "TCB Signing"
 _TEXTS = ("pck_crl_issuer_chain", "tcb_info_issuer_chain", "tcb_info", "qe_identity_issuer_chain", "qe_identity")
 _BYTES = ("root_ca_crl", "pck_crl", "tcb_info_signature", "qe_identity_signature")
@@ -157,10 +159,17 @@ def _signed(name: str, key: str, body: dict[str, object], texts: dict[str, str],
         text=texts[key],
         signature=signature,
         chain=_chain(texts[f"{key}_issuer_chain"]),
-        id=_text(body, "id", name),
+        id=_id(body, name),
         issued=_time(body, "issueDate", name),
         next_update=_time(body, "nextUpdate", name),
     )
+
+
+def _id(body: dict[str, object], name: str) -> str:
+    value = _text(body, "id", name)
+    if _ID.fullmatch(value) is None:
+        raise WireError(CODE, f"the {name} has a malformed id")
+    return value
 
 
 def _chain(pem: str) -> tuple[x509.Certificate, ...]:

@@ -34,7 +34,7 @@ _GRUB_TEXTS = (b"grub_cmd: ", b"kernel_cmdline: ", b"module_cmdline: ")
 
 _ALG_SHA384 = 0x000C
 _SPEC_ID = b"Spec ID Event03\x00"
-_END_OF_LOG = 0xFFFFFFFF
+_END_OF_LOG = bytes((0xFF,)) * 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,18 +165,22 @@ class _Reader:
     @property
     def is_at_end(self) -> bool:
         """No event follows: the end, or the fill of the table that the firmware reserved."""
-        head, rest = self.data[self.at : self.at + 4], self.data[self.at :]
-        return not rest or head == _END_OF_LOG.to_bytes(4, "little") or not any(rest)
+        head = self.data[self.at : self.at + 4]
+        if head == bytes(4):
+            return not any(memoryview(self.data)[self.at :])
+        return not head or head == _END_OF_LOG
 
 
 def _parse_ccel(content: bytes) -> tuple[Event, ...]:
     reader = _Reader(content)
     sizes = _spec_id(reader)
     events: list[Event] = []
+    seen = 0
     while not reader.is_at_end:
+        seen += 1
         register, kind, count = reader.integer(4), reader.integer(4), reader.integer(4)
-        if count > len(sizes):
-            raise WireError(CODE, f"an event has {count} digests")
+        if seen > _MAX_EVENTS or count > len(sizes):
+            raise WireError(CODE, f"more than {_MAX_EVENTS} events, or one with {count} digests")
         digests: dict[int, bytes] = {}
         for _ in range(count):
             algorithm = reader.integer(2)
@@ -186,8 +190,8 @@ def _parse_ccel(content: bytes) -> tuple[Event, ...]:
         data = reader.take(reader.integer(4))
         if kind == EV_NO_ACTION:
             continue
-        if not 1 <= register <= REGISTERS or _ALG_SHA384 not in digests or len(events) >= _MAX_EVENTS:
-            raise WireError(CODE, "an event is for no RTMR, has no SHA-384 digest, or is one too many")
+        if not 1 <= register <= REGISTERS or _ALG_SHA384 not in digests:
+            raise WireError(CODE, "an event is for no RTMR or has no SHA-384 digest")
         events.append(Event(register=register - 1, kind=kind, digest=digests[_ALG_SHA384], content=data))
     return tuple(events)
 

