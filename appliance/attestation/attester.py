@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -90,35 +91,37 @@ def _create_insecure(_config: AttestationConfig, random_bytes: Callable[[int], b
     return InsecureAttester(random_bytes(32))
 
 
-def _missing_nitro(config: AttestationConfig) -> str | None:
-    from appliance.attestation import nitro
+def _of_module(name: str, *, automatic: bool = True) -> Family:
+    """A family whose module below this package has `missing` and `create`; it is imported when it is asked."""
 
-    return nitro.missing(config)
+    def missing(config: AttestationConfig) -> str | None:
+        found: str | None = importlib.import_module(f"{__package__}.{name}").missing(config)
+        return found
 
+    def create(config: AttestationConfig, random_bytes: Callable[[int], bytes]) -> Attester:
+        attester: Attester = importlib.import_module(f"{__package__}.{name}").create(config, random_bytes)
+        return attester
 
-def _create_nitro(config: AttestationConfig, random_bytes: Callable[[int], bytes]) -> Attester:
-    from appliance.attestation import nitro
-
-    return nitro.create(config, random_bytes)
-
-
-def _missing_tpm2(config: AttestationConfig) -> str | None:
-    from appliance.attestation import tpm2
-
-    return tpm2.missing(config)
+    return Family(missing=missing, create=create, automatic=automatic)
 
 
-def _create_tpm2(config: AttestationConfig, random_bytes: Callable[[int], bytes]) -> Attester:
-    from appliance.attestation import tpm2
-
-    return tpm2.create(config, random_bytes)
-
-
+# "auto" takes the first that the machine has, in this order.
 ATTESTERS: Mapping[str, Family] = {
-    "nitro": Family(missing=_missing_nitro, create=_create_nitro),
-    "tpm2": Family(missing=_missing_tpm2, create=_create_tpm2, automatic=False),
+    "sev-snp": _of_module("snp"),
+    "tdx": _of_module("tdx"),
+    "nitro": _of_module("nitro"),
+    "tpm2": _of_module("tpm2", automatic=False),
     MODE_INSECURE: Family(missing=lambda _config: None, create=_create_insecure, automatic=False),
 }
+
+
+def _create_nvidia() -> DeviceAttester:
+    from appliance.attestation import nvidia
+
+    return nvidia.create()
+
+
+DEVICES: Mapping[str, Callable[[], DeviceAttester]] = {"nvidia": _create_nvidia}
 
 
 def choose(config: AttestationConfig, *, random_bytes: Callable[[int], bytes]) -> Attester:
@@ -136,6 +139,16 @@ def choose(config: AttestationConfig, *, random_bytes: Callable[[int], bytes]) -
     if reason is not None:
         raise BootError(f"attestation.attester {name!r} cannot be used here: {reason}")
     return family.create(config, random_bytes)
+
+
+def choose_devices(config: AttestationConfig) -> tuple[DeviceAttester, ...]:
+    """The devices that `config` wants evidence of. Raises BootError where those cannot attest."""
+    if config.devices == "none":
+        return ()
+    create = DEVICES.get(config.devices)
+    if create is None:
+        raise BootError(f"attestation.devices {config.devices!r} is unknown; known: none, {', '.join(sorted(DEVICES))}")
+    return (create(),)
 
 
 def _choose_hardware(config: AttestationConfig, random_bytes: Callable[[int], bytes]) -> Attester:
