@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from appliance.attestation.attester import Attester, Binding, Collected, DeviceAttester
 from appliance.attestation.connection import ChannelState
 from appliance.attestation.limiter import QuoteLimiter
+from appliance.errors import AttestationUnavailable
 from client_sdk.wire import cose, digests, names
 from client_sdk.wire.attestation import AttestationBundle, AttestationClaims, AttestationRequest, ChannelProof
 
 _MAX_REMEMBERED = 4096
+_QUOTE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,8 @@ class Statement:
 class Responder:
     """Makes full and continued attestations. `clock` is Unix seconds, `monotonic` seconds since any moment.
 
-    One quote at a time, off the event loop: hardware takes 6 ms to over a second and answers one caller at a time.
+    One quote at a time, off the event loop, for `quote_timeout_s` at most: hardware takes 6 ms to over a second and
+    answers one caller at a time.
     """
 
     def __init__(
@@ -55,9 +58,11 @@ class Responder:
         limiter: QuoteLimiter,
         max_continued_s: int,
         devices: Sequence[DeviceAttester] = (),
+        quote_timeout_s: float = _QUOTE_TIMEOUT_S,
     ) -> None:
         self._attester = attester
         self._devices = tuple(devices)
+        self._quote_timeout_s = quote_timeout_s
         self._statement = statement
         self._sign_channel = sign_channel
         self._proof_header = cose.protected_header(kid=cose.key_id(statement.channel_key), typ=names.TYP_CHANNEL_PROOF)
@@ -96,7 +101,14 @@ class Responder:
     async def _collect(self, nonce: bytes, spki: bytes | None, binder: bytes | None, peer: str) -> AttestationBundle:
         async with self._limiter.turn(peer):
             loop = asyncio.get_running_loop()
-            claims, collected = await loop.run_in_executor(self._quoting, self._quote, nonce, spki, binder)
+            quoted = loop.run_in_executor(self._quoting, self._quote, nonce, spki, binder)
+            try:
+                claims, collected = await asyncio.wait_for(quoted, self._quote_timeout_s)
+            except TimeoutError:
+                # What hangs in the kernel keeps the one thread; callers behind it wait no longer than this one did.
+                raise AttestationUnavailable(
+                    "evidence_timeout", "The hardware makes no evidence in time.", retry_after_s=30
+                ) from None
         return AttestationBundle(
             claims=claims,
             evidence=collected.evidence,

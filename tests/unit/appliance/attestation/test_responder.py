@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from appliance.attestation.connection import ChannelState
 from appliance.attestation.insecure import InsecureAttester
 from appliance.attestation.limiter import QuoteLimiter
 from appliance.attestation.responder import InForce, Responder, Statement
+from appliance.errors import AttestationUnavailable
 from appliance.identity import InstanceKeys, make_keys
 from client_sdk.wire import digests
 from client_sdk.wire.attestation import AttestationBundle, AttestationRequest, EvidenceItem
@@ -37,10 +39,12 @@ def make(
     max_continued_s: int = 600,
     attester: Attester | None = None,
     devices: Sequence[DeviceAttester] = (),
+    quote_timeout_s: float = 30.0,
 ) -> Responder:
     return Responder(
         attester=attester or InsecureAttester(b"s" * 32),
         devices=devices,
+        quote_timeout_s=quote_timeout_s,
         statement=Statement(
             receipt_key=KEYS.receipt_cose,
             channel_key=KEYS.channel_cose,
@@ -178,4 +182,29 @@ async def test_devices_are_named_in_the_claims_and_all_that_was_collected_travel
     ]
     assert [item.content for item in bundle.endorsements] == [b"cpu", b"gpu"]
     assert bundle.event_logs == (EvidenceItem(kind="ccel", content=b"log"),)
+    responder.close()
+
+
+class Hanging(InsecureAttester):
+    """A device that does not answer until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(b"s" * 32)
+        self.let_go = threading.Event()
+
+    def collect(self, binding: Binding) -> Collected:
+        self.let_go.wait(10)
+        return super().collect(binding)
+
+
+async def test_hardware_that_hangs_is_503_for_everybody_and_nothing_is_in_force() -> None:
+    hanging = Hanging()
+    responder, channel = make(Clock(), attester=hanging, quote_timeout_s=0.05), plain()
+    for _ in range(2):
+        with pytest.raises(AttestationUnavailable) as caught:
+            await responder.answer(ask(), channel)
+        assert (caught.value.code, caught.value.retry_after_s) == ("evidence_timeout", 30)
+    assert channel.in_force is None
+    hanging.let_go.set()
+    await responder.answer(ask(), channel)
     responder.close()
