@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from client_sdk.wire.errors import WireError
 from client_sdk.wire.names import MODE_PRODUCTION
 
 T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
 
 _LIBRARY = "tpm2_pytss"
 _KEY_TEMPLATE = "ecc256:ecdsa-sha256:null"
@@ -96,8 +99,14 @@ class Tpm2Attester:
     def close(self) -> None:
         """Let go of the TPM; it is opened again when needed."""
         opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.esapi.close()
+        if opened is None:
+            return
+        try:
+            if self._settings.key_handle is None:  # a TPM without a resource manager has room for three objects
+                opened.esapi.flush_context(opened.key)
+        except self._library.TSS2_Exception as error:
+            _LOG.debug("the TPM's key could not be flushed: %s", error)
+        opened.esapi.close()
 
     def _attempt(self, action: Callable[[_Opened], T]) -> T:
         """Twice, the second time on a new connection: the first may be one from before the TPM was reset."""
