@@ -18,15 +18,21 @@ ParsePolicy = Callable[[dict[str, object], str, bool], FamilyPolicy]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One family. `primary` ones vouch for a machine; the others (GPUs) only beside a primary one."""
+    """One family. `primary` ones vouch for a machine; the others (GPUs) only beside a primary one.
+
+    `anchors` are the roots it trusts, in the family's own type; None are the vendor's, which its code pins.
+    """
 
     folder: str
     primary: bool = True
+    anchors: object = None
 
     def parse_evidence(self, content: bytes) -> ParsedEvidence:
         """Parse the content of an evidence item. Raises WireError."""
         module = importlib.import_module(f"client_sdk.tee.{self.folder}.verify")
-        return cast(ParsedEvidence, module.parse_evidence(content))
+        if self.anchors is None:
+            return cast(ParsedEvidence, module.parse_evidence(content))
+        return cast(ParsedEvidence, module.parse_evidence(content, self.anchors))
 
     def parse_policy(self, table: dict[str, object], where: str, *, report_only: bool) -> FamilyPolicy:
         """Read the family's table of a policy. `report_only` admits one without launch measurement.

@@ -1,0 +1,125 @@
+"""A guest of SEV-SNP end to end: the kernel's interface, the appliance, RA-TLS, the SDK; AMD is a simulator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.attestation import attester as attesters
+from appliance.attestation import snp
+from client_sdk import Appliance, Policy, Rejection, UndecidedError, VerificationError
+from client_sdk.tee import families
+from client_sdk.tee.snp import abi
+from client_sdk.tee.snp.policy import parse_policy
+from tests.e2e.glass import GlassAppliance
+from tests.e2e.programs import MODEL
+from tests.simulators import amd, tsm
+
+pytestmark = [pytest.mark.model, pytest.mark.skipif(not tsm.usable(), reason="no /dev/fuse or no fusermount3 here")]
+QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+class Guest:
+    """What the processor and the host of this guest say. `with_certificate`: the host hands out the VCEK."""
+
+    def __init__(self) -> None:
+        now = time.time()
+        self.chip = amd.chip(amd.Vek(not_before=now - 3600, not_after=now + 86_400))
+        self.report = amd.Report()
+        self.with_certificate = True
+
+    def make(self, inblob: bytes, level: int) -> tuple[bytes, bytes]:
+        table = amd.certificate_table({abi.GUIDS["VCEK"].bytes: self.chip.certificate})
+        report = replace(self.report, report_data=inblob, vmpl=level)
+        return report.sign(self.chip.key), table if self.with_certificate else b""
+
+
+@pytest.fixture(scope="module")
+def guest() -> Guest:
+    return Guest()
+
+
+@pytest.fixture(scope="module")
+def appliance(guest: Guest, workspace: Path) -> Iterator[GlassAppliance]:
+    folder = workspace / "tsm"
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch, tsm.mounted(tsm.Machine(make=guest.make), folder) as root:
+        family = attesters.Family(
+            missing=lambda config: snp.missing(config, root=root),
+            create=lambda config, random_bytes: snp.create(config, random_bytes, root=root),
+        )
+        patch.setitem(attesters.ATTESTERS, "sev-snp", family)  # type: ignore[arg-type]
+        test_roots = families.Family(folder="snp", anchors=guest.chip.anchors)
+        patch.setitem(families.FAMILIES, "sev-snp", test_roots)  # type: ignore[arg-type]
+        with GlassAppliance(MODEL, overrides={"attestation": {"attester": "auto"}}) as running:
+            yield running
+
+
+def demanding(policy: Policy, **table: object) -> Policy:
+    demands = {"measurements": [amd.MEASUREMENT.hex()], **table}
+    return Policy(models=policy.models, families={"sev-snp": parse_policy(demands, "families.sev-snp", False)})
+
+
+def refused(appliance: GlassAppliance, policy: Policy) -> VerificationError:
+    with Appliance(appliance.url, policy=policy) as client, pytest.raises(VerificationError) as caught:
+        client.chat(QUESTION, model=MODEL, max_tokens=4)
+    return caught.value
+
+
+def test_an_answer_of_a_guest_is_production_and_names_its_hardware(appliance: GlassAppliance, policy: Policy) -> None:
+    pinned = demanding(policy, chip_ids=[amd.CHIP_ID.hex()], min_tcb={"snp": 23, "microcode": 213})
+    with Appliance(appliance.url, policy=pinned) as client:
+        answer = client.chat(QUESTION, model=MODEL, temperature=0, max_tokens=8)
+        result = client.attest()
+    assert answer.text
+    assert answer.receipt.claims.mode == "production"
+    assert (result.family, result.claims.mode) == ("sev-snp", "production")
+    shown = {fact.name: (fact.value, fact.trust) for fact in result.facts}
+    assert shown["SNP launch measurement"] == (amd.MEASUREMENT.hex(), "hardware-signed")
+    states = {check.name: check.status for check in result.checks}
+    assert states["AMD certificate chain"] == states["report data binds the claims"] == states["chip id"] == "passed"
+
+
+@pytest.mark.parametrize(
+    ("table", "code"),
+    [
+        ({"measurements": ["11" * 48]}, Rejection.MEASUREMENT_NOT_ALLOWED),
+        ({"chip_ids": ["11" * 64]}, Rejection.DEVICE_NOT_ALLOWED),
+        ({"min_tcb": {"snp": 24}}, Rejection.TCB_NOT_ALLOWED),
+    ],
+)
+def test_a_guest_that_is_not_the_one_is_asked_nothing(
+    appliance: GlassAppliance, policy: Policy, table: dict[str, object], code: Rejection
+) -> None:
+    asked = len(appliance.seen)
+    assert refused(appliance, demanding(policy, **table)).code == code
+    assert len(appliance.seen) == asked, "no prompt left before the verdict"
+
+
+def test_a_guest_that_the_host_may_debug_is_refused(appliance: GlassAppliance, guest: Guest, policy: Policy) -> None:
+    guest.report = replace(guest.report, policy=guest.report.policy | 1 << 19)
+    try:
+        assert refused(appliance, demanding(policy)).code == Rejection.DEBUG_NOT_ALLOWED
+    finally:
+        guest.report = amd.Report()
+
+
+def test_without_its_certificate_there_is_no_verdict(appliance: GlassAppliance, guest: Guest, policy: Policy) -> None:
+    guest.with_certificate = False
+    try:
+        with Appliance(appliance.url, policy=demanding(policy)) as client, pytest.raises(UndecidedError):
+            client.chat(QUESTION, model=MODEL, max_tokens=4)
+    finally:
+        guest.with_certificate = True
+
+
+def test_amd_s_own_roots_refuse_this_guest(
+    appliance: GlassAppliance, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(families.FAMILIES, "sev-snp", families.Family(folder="snp"))  # type: ignore[arg-type]
+    assert refused(appliance, demanding(policy)).code == Rejection.CHAIN_NOT_TRUSTED
