@@ -53,9 +53,9 @@ def appliance(guest: Guest, workspace: Path) -> Iterator[GlassAppliance]:
             missing=lambda config: snp.missing(config, root=root),
             create=lambda config, random_bytes: snp.create(config, random_bytes, root=root),
         )
-        patch.setitem(attesters.ATTESTERS, "sev-snp", family)  # type: ignore[arg-type]
+        patch.setitem(attesters.ATTESTERS, "sev-snp", family)
         test_roots = families.Family(folder="snp", anchors=guest.chip.anchors)
-        patch.setitem(families.FAMILIES, "sev-snp", test_roots)  # type: ignore[arg-type]
+        patch.setitem(families.FAMILIES, "sev-snp", test_roots)
         with GlassAppliance(MODEL, overrides={"attestation": {"attester": "auto"}}) as running:
             yield running
 
@@ -121,5 +121,5 @@ def test_without_its_certificate_there_is_no_verdict(appliance: GlassAppliance, 
 def test_amd_s_own_roots_refuse_this_guest(
     appliance: GlassAppliance, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(families.FAMILIES, "sev-snp", families.Family(folder="snp"))  # type: ignore[arg-type]
+    monkeypatch.setitem(families.FAMILIES, "sev-snp", families.Family(folder="snp"))
     assert refused(appliance, demanding(policy)).code == Rejection.CHAIN_NOT_TRUSTED
