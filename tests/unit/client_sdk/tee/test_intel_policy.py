@@ -105,7 +105,7 @@ def without(key: str) -> dict[str, str]:
         {"mr_enclave": ["e1" * 32]},
     ],
 )
-def test_b023_what_pins_nothing_in_a_tdx_table_is_an_error(table: dict[str, object]) -> None:
+def test_b007_b023_b031_what_pins_nothing_in_a_tdx_table_is_an_error(table: dict[str, object]) -> None:
     with pytest.raises(PolicyFileError, match=r"families\.tdx"):
         FAMILIES["tdx"].parse_policy({"measurements": [SET], **table}, "families.tdx", report_only=False)
 
@@ -125,7 +125,7 @@ def test_b023_what_pins_nothing_in_a_tdx_table_is_an_error(table: dict[str, obje
         {"mr_enclave": ["e1" * 32], "measurements": [SET]},
     ],
 )
-def test_b023_what_pins_nothing_in_an_sgx_table_is_an_error(table: dict[str, object]) -> None:
+def test_b007_b023_b031_what_pins_nothing_in_an_sgx_table_is_an_error(table: dict[str, object]) -> None:
     with pytest.raises(PolicyFileError, match=r"families\.sgx"):
         FAMILIES["sgx"].parse_policy(table, "families.sgx", report_only=False)
 
@@ -152,7 +152,7 @@ def test_b023_what_pins_nothing_in_an_sgx_table_is_an_error(table: dict[str, obj
         {"ppids": []},
     ],
 )
-def test_what_a_status_policy_cannot_mean_is_an_error(table: dict[str, object]) -> None:
+def test_b044_what_a_status_policy_cannot_mean_is_an_error(table: dict[str, object]) -> None:
     for name, least in (("tdx", {"measurements": [SET]}), ("sgx", {"mr_enclave": ["e1" * 32]})):
         with pytest.raises(PolicyFileError, match=f"families.{name}"):
             FAMILIES[name].parse_policy({**least, **table}, f"families.{name}", report_only=False)

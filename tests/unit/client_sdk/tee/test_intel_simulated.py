@@ -352,7 +352,7 @@ def pinned(**changes: str) -> dict[str, str]:
     return {**registers, **changes}
 
 
-def test_a_launch_is_matched_as_a_whole_set() -> None:
+def test_b009_b020_b032_a_launch_is_matched_as_a_whole_set() -> None:
     evidence, _ = authentic(Intel())
     other = pinned(mrtd="99" * 48)
     appraised(evidence, measurements=[other, pinned()])
@@ -371,7 +371,7 @@ def test_a_launch_is_matched_as_a_whole_set() -> None:
         assert rejected(evidence, measurements=mixed) == ("launch measurement", Rejection.MEASUREMENT_NOT_ALLOWED)
 
 
-def test_a_launch_that_measured_nothing_needs_its_opt_in() -> None:
+def test_b006_a_launch_that_measured_nothing_needs_its_opt_in() -> None:
     evidence, _ = authentic(Intel(), TdBody(rtmrs=(RTMRS[0], bytes(48), bytes(48), bytes(48))))
     assert rejected(evidence) == ("launch was measured", Rejection.MEASUREMENT_NOT_ALLOWED)
     appraised(evidence, allow_zero_rtmrs=True)
@@ -437,7 +437,7 @@ def test_a_policy_that_asks_for_a_log_refuses_evidence_without_one(table: dict[s
 
 
 @pytest.mark.parametrize("tee", [SGX, 0x81])
-def test_the_binding_is_the_report_data(tee: int) -> None:
+def test_b011_b043_the_binding_is_the_report_data(tee: int) -> None:
     claims = b"claims of a session"
     data = digests.report_data(claims)
     body = enclave_body(report_data=data) if tee == SGX else TdBody(report_data=data)
