@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from client_sdk import console
+from client_sdk.cli_endorsements import endorsements
 from client_sdk.cli_evidence import parse_time, verify_air, verify_evidence
 from client_sdk.console import (
     EXIT_ACCEPT,
@@ -245,6 +246,7 @@ def policy_show(path: Path, as_json: bool) -> int:
 
 cli.add_command(verify_evidence)
 cli.add_command(verify_air)
+cli.add_command(endorsements)
 
 
 def _finish(work: Callable[[], Outcome], *, as_json: bool, tables_to_stderr: bool = False) -> int:

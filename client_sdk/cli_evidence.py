@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from client_sdk.wire.air import AirClaims
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FILES = click.Path(exists=True, path_type=Path)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON object.")
 _now_option = click.option("--now", metavar="TIME", help="Judge at this time (ISO 8601 with zone, or Unix seconds).")
 
@@ -33,7 +34,9 @@ _FAMILIES = ("snp", "azure", "tdx", "sgx", "nitro", "tpm2", "nvidia", "certifica
 @click.command("verify-evidence")
 @click.option("--family", type=click.Choice(_FAMILIES), required=True, help="What made the evidence.")
 @click.option("--evidence", "evidence_path", type=_FILE, required=True, help="The evidence.")
-@click.option("--endorsement", "endorsement_paths", type=_FILE, multiple=True, help="What vouches; may be repeated.")
+@click.option(
+    "--endorsement", "endorsement_paths", type=_FILES, multiple=True, help="A file or directory; may be repeated."
+)
 @click.option("--policy", "policy_path", type=_FILE, required=True, help="Your policy (TOML); needs no models.")
 @click.option("--report-data", metavar="HEX", help="The report data the evidence must carry.")
 @click.option("--nonce", metavar="HEX", help="The nonce the evidence must carry.")
@@ -56,8 +59,8 @@ def verify_evidence(
         raise click.UsageError("give --report-data or --nonce, not both")
     expected_data, expected_nonce = parse_hex(report_data, "--report-data"), parse_hex(nonce, "--nonce")
     moment = of_this_process().now() if now is None else parse_time(now)
-    evidence = _read(evidence_path)
-    endorsements = [_read(path) for path in endorsement_paths]
+    evidence = read_file(evidence_path)
+    endorsements = [read_file(path) for given in endorsement_paths for path in _files(given)]
 
     def work() -> Outcome:
         from client_sdk.foreign import ForeignFiles, ForeignPolicy, judge
@@ -81,10 +84,10 @@ def verify_evidence(
             extra=(("binding", verdict.binding), ("fresh", verdict.fresh)),
         )
 
-    return _finish(work, as_json=as_json, otherwise=(("binding", "not-checked"), ("fresh", False)))
+    return finish(work, as_json=as_json, otherwise=(("binding", "not-checked"), ("fresh", False)))
 
 
-def _finish(work: Callable[[], Outcome], *, as_json: bool, otherwise: tuple[tuple[str, object], ...] = ()) -> int:
+def finish(work: Callable[[], Outcome], *, as_json: bool, otherwise: tuple[tuple[str, object], ...] = ()) -> int:
     """Run and print; `otherwise` are the extra fields of an outcome that is no acceptance."""
     try:
         outcome = work()
@@ -126,7 +129,14 @@ def parse_hex(text: str | None, option: str) -> bytes | None:
     return value
 
 
-def _read(path: Path) -> bytes:
+def _files(path: Path) -> list[Path]:
+    """The file, or the files of the directory in order of their names."""
+    if not path.is_dir():
+        return [path]
+    return sorted(inner for inner in path.iterdir() if inner.is_file() and not inner.name.startswith("."))
+
+
+def read_file(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(LIMIT_FILE_BYTES + 1)
@@ -166,7 +176,7 @@ def verify_air(
     if expected_hash is not None and len(expected_hash) != 32:
         raise click.UsageError("--model-hash: 32 bytes are needed")
     moment = of_this_process().now() if now is None else parse_time(now)
-    receipt = _read(receipt_path)
+    receipt = read_file(receipt_path)
 
     from client_sdk.air import ASSURANCE, AirPolicy, AirRejected
     from client_sdk.air import verify_air as verify
