@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
@@ -102,7 +102,7 @@ class NvidiaEvidence:
 
     report: abi.Report
     chain: tuple[Certificate, ...]
-    anchors: Anchors = field(default_factory=pinned)
+    anchors: Anchors
 
     def authenticate(self, log: CheckLog, endorsements: Endorsements, *, now: float) -> AuthenticNvidia:
         """Check the device's chain, revocation, signature and firmware id, and all that vouches for it, as of `now`.
@@ -144,14 +144,18 @@ class NvidiaEvidence:
         return path
 
 
-def parse_evidence(content: bytes) -> NvidiaEvidence:
-    """Parse the content of an `nvidia` item. Raises WireError; UndecidedError for an unknown version."""
+def parse_evidence(content: bytes, anchors: Anchors | None = None) -> NvidiaEvidence:
+    """Parse the content of an `nvidia` item; `anchors` None are NVIDIA's own, pinned.
+
+    Raises WireError; UndecidedError for an unknown version.
+    """
     item = abi.parse_item(content)
     chain = tuple(x509.parse_certificate(encoded) for encoded in item.chain)
     try:
-        return NvidiaEvidence(report=abi.parse_report(item.request, item.response), chain=chain)
+        report = abi.parse_report(item.request, item.response)
     except abi.UnsupportedReport as error:
         raise UndecidedError("UNSUPPORTED_VERSION", str(error)) from None
+    return NvidiaEvidence(report=report, chain=chain, anchors=anchors or pinned())
 
 
 def _check_signature(report: abi.Report, leaf: Certificate) -> None:

@@ -18,7 +18,7 @@ from client_sdk.tee.evidence import Endorsements, ForeignBinding
 from client_sdk.tee.nvidia import abi, foreign, nras, rim, verify
 from client_sdk.tee.nvidia.anchors import pinned
 from client_sdk.tee.nvidia.policy import parse_policy
-from client_sdk.tee.nvidia.verify import AuthenticNvidia, NvidiaEvidence, parse_evidence
+from client_sdk.tee.nvidia.verify import AuthenticNvidia, parse_evidence
 from client_sdk.wire.errors import WireError
 
 VECTORS = Path(__file__).parents[3] / "vectors" / "tee" / "nvidia"
@@ -348,8 +348,7 @@ def test_verifying_is_quick_when_warm() -> None:
 
 
 def test_evidence_of_another_root_is_refused() -> None:
-    parsed = parse_evidence(item("hopper_580.159.03"))
-    swapped = NvidiaEvidence(report=parsed.report, chain=parsed.chain, anchors=replace(pinned(), device=pinned().rim))
+    swapped = parse_evidence(item("hopper_580.159.03"), replace(pinned(), device=pinned().rim))
     with pytest.raises(VerificationError) as caught:
         swapped.authenticate(CheckLog(), Endorsements(), now=NOW)
     assert caught.value.code is Rejection.CHAIN_NOT_TRUSTED

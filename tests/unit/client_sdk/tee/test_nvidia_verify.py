@@ -44,7 +44,7 @@ class Rig:
         log = more.pop("log", CheckLog())
         now = more.pop("now", NOW)
         content = (device or self.device).item(report, **more)
-        parsed = replace(parse_evidence(content), anchors=self.maker.anchors)
+        parsed = parse_evidence(content, self.maker.anchors)
         return parsed.authenticate(log, merge(recognise(data) for data in beside), now=now)
 
     def appraise(
