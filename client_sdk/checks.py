@@ -13,6 +13,7 @@ from client_sdk.errors import (
     MalformedError,
     PolicyError,
     Rejection,
+    UndecidedError,
     VerificationError,
 )
 from client_sdk.wire.errors import WireError
@@ -111,6 +112,11 @@ class CheckLog:
                 not error.checks or error.checks != self.checks
             ):  # else it was raised, and listed, by a check inside this step
                 self._checks.append(Check(name=name, status="failed", detail=error.message))
+                error.checks = self.checks
+            raise
+        except UndecidedError as error:
+            if error.checks != self.checks:
+                self.not_checked(name, error.message)
                 error.checks = self.checks
             raise
         self.passed(name)

@@ -90,7 +90,15 @@ def outcome_of(error: SdkError) -> Outcome:
     if isinstance(error, UndecidedError) and error.retry_after_s is not None:
         message = f"{error.message}; try again in {error.retry_after_s:.0f} s"
         return Outcome(result="undecided", code=error.code, exit_code=EXIT_UNDECIDED, message=message)
-    if isinstance(error, UndecidedError | TransportError):
+    if isinstance(error, UndecidedError):
+        return Outcome(
+            result="undecided",
+            code=error.code,
+            exit_code=EXIT_UNDECIDED,
+            message=error.message,
+            checks=error.checks,
+        )
+    if isinstance(error, TransportError):
         return Outcome(result="undecided", code=error.code, exit_code=EXIT_UNDECIDED, message=error.message)
     if isinstance(error, PolicyFileError):
         return Outcome(result="undecided", code="POLICY_FILE", exit_code=EXIT_USAGE, message=str(error))

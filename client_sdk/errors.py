@@ -171,10 +171,16 @@ class PolicyError(VerificationError):
 
 
 class UndecidedError(SdkError):
-    """No verdict could be reached (endorsements unreachable, attestation overloaded). Not a yes; may be retried."""
+    """No verdict could be reached (endorsements unreachable, attestation overloaded). Not a yes; may be retried.
 
-    def __init__(self, code: str, message: str, *, retry_after_s: float | None = None) -> None:
+    `checks` lists what had been checked until then; the one that could not be decided is last, as not checked.
+    """
+
+    def __init__(
+        self, code: str, message: str, *, retry_after_s: float | None = None, checks: Sequence[Check] = ()
+    ) -> None:
         super().__init__(f"{code}: {message}")
+        self.checks: tuple[Check, ...] = tuple(checks)
         self.code = code
         self.message = message
         self.retry_after_s = retry_after_s
