@@ -159,7 +159,7 @@ def default_policy(w: World) -> None:
 
 
 OTHER = SigningKey("somebody else")
-DEVICE = EvidenceItem(kind="nvidia", content=b"report")
+DEVICE = EvidenceItem(kind="unheard-of", content=b"report")
 
 FAULTS: list[tuple[str, Rejection, Callable[[World], None]]] = [
     ("bundle-trailing-byte", Rejection.MALFORMED_CBOR, lambda w: field(bundle=w.bundle + b"\x00")(w)),
@@ -181,14 +181,14 @@ FAULTS: list[tuple[str, Rejection, Callable[[World], None]]] = [
     (
         "device-named-not-carried",
         Rejection.EVIDENCE_BINDING,
-        claims(devices=(("nvidia", digests.item_digest("nvidia", b"report")),)),
+        claims(devices=(("unheard-of", digests.item_digest("unheard-of", b"report")),)),
     ),
     ("device-carried-not-named", Rejection.EVIDENCE_BINDING, lambda w: w.rebuild(edit_items=lambda i: (*i, i[0]))),
     (
         "device-nobody-can-judge",
         Rejection.FAMILY_NOT_ALLOWED,
         lambda w: w.rebuild(
-            edit_claims=lambda c: replace(c, devices=(("nvidia", digests.item_digest("nvidia", b"report")),)),
+            edit_claims=lambda c: replace(c, devices=(("unheard-of", digests.item_digest("unheard-of", b"report")),)),
             edit_items=lambda i: (*i, DEVICE),
         ),
     ),
