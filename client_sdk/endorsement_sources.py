@@ -171,8 +171,7 @@ def _rim_ids(report: nvidia.Report, device: product.Product) -> Iterator[str]:
     driver, vbios = report.driver_version, report.vbios_version
     if driver is not None:
         yield f"NV_GPU_DRIVER_{device.chip}_{driver}"
-    parts = [report.text(field, "project") for field in (_PRODUCTS_OF_VERSION_2 = (snp.MILAN, snp.GENOA)  # Turin began with version 3
-_PROJECT, _PROJECT_SKU, _CHIP_SKU)]
+    parts = [report.text(field, "project") for field in (_PROJECT, _PROJECT_SKU, _CHIP_SKU)]
     if vbios is not None and all(parts):
         kind = "SWITCH_BIOS" if device.kind == "switch" else "GPU_VBIOS"
         yield f"NV_{kind}_{'_'.join(part for part in parts if part)}_{vbios.replace('.', '')}"

@@ -8,6 +8,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import shutil
 import ssl
 import threading
 import time
@@ -29,7 +30,9 @@ from client_sdk.cli import run
 from client_sdk.endorsement_sources import Services, fetch, load_directory, recognise_file
 from client_sdk.endorsements import Answer, Cache, Fetcher, Want, default_cache_directory, default_client
 from client_sdk.errors import MalformedError, PolicyFileError, UndecidedError
+from client_sdk.foreign_files import read_evidence
 from client_sdk.tee import x509 as sdk_x509
+from client_sdk.tee.nvidia import abi as nvidia
 from client_sdk.tee.snp import abi, kds
 from tests.simulators import intel
 
@@ -322,7 +325,10 @@ def test_snp_from_a_fake_kds_verifies(
     service: Service, client: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     milan(service)
-    found = fetch("snp", SNP_REPORT, [], fetcher(client, Clock()), Services(kds=service.url + "/"))
+    old = (VECTORS / "snp/milan_v2_ok.report.bin").read_bytes()
+    vcek = (VECTORS / "snp/milan_v2_ok.vcek.der").read_bytes()
+    service.give(kds.vcek_path(abi.parse_report(old), "Milan").split("?")[0], vcek)
+    found = fetch("snp", old, [], fetcher(client, Clock()), Services(kds=service.url + "/"))
     assert [file.name for file in found] == ["vcek.der", "chain-milan.pem", "crl-milan.der"]
     for file in found:
         (tmp_path / file.name).write_bytes(file.content)
@@ -331,7 +337,7 @@ def test_snp_from_a_fake_kds_verifies(
     assert (len(loaded.certificates), len(loaded.crls)) == (4, 1)
     policy = tmp_path.parent / f"{tmp_path.name}.toml"
     policy.write_text("version = 1\n[families.sev-snp]\n")
-    report = VECTORS / "snp/milan_v3_dstack.report.bin"
+    report = VECTORS / "snp/milan_v2_ok.report.bin"
     arguments = [
         "--family",
         "snp",
@@ -343,9 +349,15 @@ def test_snp_from_a_fake_kds_verifies(
         tmp_path,
         "--report-only",
     ]
-    assert run([str(a) for a in ("verify-evidence", *arguments, "--now", "2026-05-01T00:00:00Z")]) == 0
+    assert run([str(a) for a in ("verify-evidence", *arguments, "--now", "2025-06-01T00:00:00Z")]) == 0
     assert run(["endorsements", "show", str(tmp_path)]) == 0
     assert "SEV-VCEK" in capsys.readouterr().out
+    shutil.copy(VECTORS / "tdx/v4_b0c06f_uptodate.collateral.json", tmp_path)
+    shutil.copy(VECTORS / "tdx/v4_90c06f_dstack.eventlog.json", tmp_path)
+    shutil.copy(VECTORS / "nvidia/rim_driver_gh100_550.144.03.xml", tmp_path)
+    assert run(["endorsements", "show", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("DCAP collateral", "dstack event log", "reference manifest"))
 
 
 def test_snp_version_2_is_asked_for_by_each_product(service: Service, client: httpx.Client) -> None:
@@ -428,6 +440,23 @@ def test_a_switch_without_project_has_no_manifest_to_name(client: httpx.Client) 
     assert fetch("nvidia", evidence, [], fetcher(client, Clock()), Services()) == []
 
 
+def test_nvidia_evidence_that_names_no_manifest(client: httpx.Client) -> None:
+    item = nvidia.parse_item(_items((VECTORS / "nvidia/hopper_590.12.evidence.json").read_bytes())[0])
+    short = nvidia.encode_item(nvidia.NvidiaItem(request=item.request, response=item.response, chain=item.chain[:1]))
+    with pytest.raises(MalformedError):
+        fetch("nvidia", short, [], fetcher(client, Clock()), Services())
+    later = b"\x12" + item.request[1:]
+    newer = nvidia.encode_item(nvidia.NvidiaItem(request=later, response=item.response, chain=item.chain))
+    assert (
+        undecided(lambda: fetch("nvidia", newer, [], fetcher(client, Clock()), Services())).code
+        == "UNSUPPORTED_VERSION"
+    )
+
+
+def _items(evidence: bytes) -> tuple[bytes, ...]:
+    return read_evidence("nvidia", evidence, []).contents
+
+
 def test_directories_name_the_file_at_fault(tmp_path: Path) -> None:
     (tmp_path / ".hidden").write_bytes(b"x")
     assert load_directory(tmp_path).certificates == ()
@@ -450,6 +479,7 @@ def test_command_line(service: Service, tmp_path: Path, capsys: pytest.CaptureFi
     assert run([str(a) for a in (*asked, "--cache", cache, "--json")]) == 20
     assert json.loads(capsys.readouterr().out)["code"] == "ENDORSEMENTS_UNREACHABLE"
     Cache(cache).store("https://a/x", Answer(headers={}, body=b"y"), now=NOW, expires=1e300)
+    Cache(cache).store("https://a/z", Answer(headers={}, body=b"y"), now=NOW, expires=1e9)
     assert run(["endorsements", "show", "--cache", str(cache), "--json"]) == 0
     assert "https://a/x" in json.loads(capsys.readouterr().out)["claims"]
 
