@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from client_sdk.checks import CheckLog
-from client_sdk.tee.endorsements import merge, recognise
+from client_sdk.foreign_files import FAMILY_NAMES, read_evidence
 from client_sdk.tee.evidence import ForeignBinding
 from client_sdk.tee.families import FAMILIES
 from tests.bench.harness import Figure, report
@@ -37,8 +37,10 @@ class Case:
 
     def prepared(self) -> Callable[[], None]:
         """One verification, files read and endorsements recognised before."""
-        family, content = FAMILIES[self.family], (VECTORS / self.evidence).read_bytes()
-        endorsements = merge(recognise((VECTORS / name).read_bytes()) for name in self.endorsements)
+        family, (name,) = FAMILIES[self.family], [short for short, full in FAMILY_NAMES.items() if full == self.family]
+        beside = [(VECTORS / file).read_bytes() for file in self.endorsements]
+        read = read_evidence(name, (VECTORS / self.evidence).read_bytes(), beside)
+        (content,), endorsements = read.contents, read.endorsements
         policy = family.parse_policy(dict(self.policy), self.family, report_only=True)
 
         def verify() -> None:
@@ -51,6 +53,23 @@ class Case:
 
 
 CASES = (
+    Case(
+        name="Nitro document, with its chain",
+        family="nitro",
+        evidence="nitro/prod_2025-12-25a.cose.cbor",
+        endorsements=(),
+        now=1_766_678_659.0,
+        target="<= 8",
+    ),
+    Case(
+        name="TPM quote",
+        family="tpm2",
+        evidence="tpm2/swtpm_quote.item.cbor",
+        endorsements=(),
+        now=1_766_678_659.0,
+        target="<= 6",
+        policy={"ak_pins": ["4105232bb9010b817822cf6ee6b0c249b38bf322cfdcefe4542ec53ecda25661"]},
+    ),
     Case(
         name="TDX quote, version 4",
         family="tdx",
@@ -75,6 +94,30 @@ CASES = (
         now=1_750_334_171.0,
         target="<= 5",
         policy={"allow_tcb_status": ["ConfigurationAndSWHardeningNeeded"]},
+    ),
+    Case(
+        name="SNP report, version 3, with its chain",
+        family="sev-snp",
+        evidence="snp/genoa_v3_azure.report.bin",
+        endorsements=("snp/genoa_v3_azure.vcek.pem", "snp/chain_genoa_ask_ark_asvk.pem", "snp/crl_genoa.der"),
+        now=1_760_000_000.0,
+        target="<= 8",
+    ),
+    Case(
+        name="NVIDIA report with its chain",
+        family="nvidia",
+        evidence="nvidia/hopper_580.159.03.report.bin",
+        endorsements=("nvidia/hopper_580.159.03.chain.pem",),
+        now=1_750_334_171.0,
+        target="<= 12",
+    ),
+    Case(
+        name="NVIDIA report with its chain and a manifest",
+        family="nvidia",
+        evidence="nvidia/hopper_535.86.09.report.bin",
+        endorsements=("nvidia/hopper_535.86.09.chain.pem", "nvidia/rim_vbios_96.00.5E.00.01.xml"),
+        now=1_740_000_000.0,
+        target="<= 12",
     ),
 )
 

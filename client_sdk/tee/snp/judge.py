@@ -213,7 +213,7 @@ def facts(report: Report, vek: Vek) -> tuple[tuple[str, str], ...]:
         ("SNP report data", report.report_data.hex()),
         ("SNP host data", report.host_data.hex()),
         ("SNP VMPL", str(report.vmpl)),
-        ("SNP guest policy", f"{report.policy:#x} ({', '.join(sorted(guest)) or 'nothing'} allowed or required)"),
+        ("SNP guest policy", f"{report.policy:#x} ({', '.join(sorted(guest)) or 'nothing set'})"),
         ("SNP guest SVN", str(report.guest_svn)),
         ("SNP family id", report.family_id.hex()),
         ("SNP image id", report.image_id.hex()),
