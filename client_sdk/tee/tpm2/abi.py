@@ -1,7 +1,8 @@
 """Layouts of TPM 2.0 evidence: TPMS_ATTEST, TPMT_SIGNATURE, TPMT_PUBLIC (TCG TPM 2.0 Library, Part 2) and our item.
 
 The `tpm2` item is dCBOR {"attest": TPMS_ATTEST, "signature": TPMT_SIGNATURE, "ak-public": TPMT_PUBLIC, ? "ak-cert":
-DER certificate of the attestation key}, the structures as the TPM marshals them, without a length before them.
+DER certificate of the attestation key}, the structures as the TPM marshals them. What tools write instead is read too:
+a TPM2B_PUBLIC (its length first) and an ECDSA signature in DER.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ _MAX_NAME_BYTES = 66  # TPMU_NAME: an algorithm and a digest
 _MAX_EXTRA_DATA_BYTES = 66  # TPM2B_DATA holds a TPMT_HA
 _MAX_RSA_BYTES = 512
 _MAX_COORDINATE_BYTES = 66
+_MAX_DER_BYTES = 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +146,12 @@ def encode_item(*, attest: bytes, signature: bytes, public: bytes, certificate: 
 def parse_item(content: bytes) -> Item:
     """Parse the content of a `tpm2` item. Raises WireError."""
     reader = MapReader(cbor.decode(content, limit_bytes=LIMIT_ITEM_BYTES), "tpm2 evidence", _CODE)
+    public = parse_public(reader.take("ak-public", bytes))
+    signature = reader.take("signature", bytes)
     item = Item(
         attest=parse_attest(reader.take("attest", bytes)),
-        signature=parse_signature(reader.take("signature", bytes)),
-        public=parse_public(reader.take("ak-public", bytes)),
+        signature=_parse_der(signature, public) if signature[:1] == b"\x30" else parse_signature(signature),
+        public=public,
         certificate=reader.take("ak-cert", bytes) if reader.has("ak-cert") else None,
     )
     reader.finish()
@@ -196,7 +200,9 @@ def parse_signature(data: bytes) -> Signature:
 
 
 def parse_public(data: bytes) -> Public:
-    """Parse the TPMT_PUBLIC of an RSA or ECC key (Part 2, section 12.2.4). Raises WireError."""
+    """Parse the TPMT_PUBLIC of an RSA or ECC key (Part 2, section 12.2.4), or a TPM2B_PUBLIC. Raises WireError."""
+    if len(data) > 2 and int.from_bytes(data[:2], "big") == len(data) - 2:
+        data = data[2:]
     reader = _Reader(data, "TPMT_PUBLIC", limit_bytes=LIMIT_STRUCTURE_BYTES)
     kind = reader.integer(2, "type")
     if kind not in (ALG_RSA, ALG_ECC):
@@ -235,6 +241,25 @@ def parse_public(data: bytes) -> Public:
         x=x,
         y=y,
     )
+
+
+def _parse_der(data: bytes, public: Public) -> Signature:
+    """An ECDSA signature as SEQUENCE of two INTEGERs (RFC 3279), with the hash its key is bound to."""
+    if not 2 <= len(data) <= _MAX_DER_BYTES or data[1] != len(data) - 2:
+        raise WireError(_CODE, "the signature in DER has a wrong length")
+    reader = _Reader(data[2:], "signature in DER", limit_bytes=_MAX_DER_BYTES)
+    r, s = (_der_integer(reader) for _ in range(2))
+    reader.finish()
+    return Signature(scheme=ALG_ECDSA, hash=public.scheme_hash or SHA256, r=r, s=s)
+
+
+def _der_integer(reader: _Reader) -> int:
+    if reader.integer(1, "integer") != 2:
+        raise WireError(_CODE, "the signature in DER has no two integers")
+    content = reader.take(reader.integer(1, "length"), "integer")
+    if not content or content[0] & 0x80 or (content[0] == 0 and content[1:2] < b"\x80"):
+        raise WireError(_CODE, "an integer of the signature is negative or not in shortest form")
+    return int.from_bytes(content, "big")
 
 
 def pcr_digest(hash_id: int, selections: Sequence[PcrSelection], values: Mapping[tuple[int, int], bytes]) -> bytes:

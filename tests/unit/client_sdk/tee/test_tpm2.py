@@ -283,6 +283,33 @@ def test_a_key_with_a_key_derivation_is_read() -> None:
     assert (public.policy, public.scheme, public.name[:2]) == (b"p" * 32, abi.ALG_NULL, b"\x00\x0b")
 
 
+def test_what_tools_write_is_read_too() -> None:
+    tools = {
+        "signature": (FOLDER / "swtpm_quote.sig.der").read_bytes(),
+        "ak-public": (FOLDER / "swtpm_ak.tpm2b_public.bin").read_bytes(),
+    }
+    judge(real_item(**tools), real_policy())
+    der = tools["signature"]
+    for size in range(len(der)):
+        with pytest.raises(WireError):
+            parse_evidence(real_item(signature=der[:size]))
+    for at in range(len(der)):
+        changed = bytearray(der)
+        changed[at] ^= 0x81
+        with pytest.raises((WireError, VerificationError)):
+            judge(real_item(signature=bytes(changed)), real_policy())
+    for wrong in (
+        "3000",
+        "3006020100020100",
+        "3008020200010202ff01",
+        "30060200020101",
+        "3007020101020101ff",
+        "3080" + "00" * 128,
+    ):
+        with pytest.raises((WireError, VerificationError)):
+            judge(real_item(signature=bytes.fromhex(wrong)), real_policy())
+
+
 def test_our_own_binding_is_the_labelled_hash_of_the_claims() -> None:
     claims = b"claims"
     expected = hashlib.sha256(b"attested-inference report-data v1\0" + claims).digest()
