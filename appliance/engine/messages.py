@@ -14,6 +14,7 @@ from appliance.engine.types import (
     GenerationJob,
     PromptReady,
     SamplingParams,
+    TokenLogprob,
 )
 from appliance.errors import ApplianceError, BadRequest, EngineFailed
 
@@ -35,19 +36,33 @@ def optional(message: Mapping[str, object], key: str, kind: type[T]) -> T | None
 
 def pack_job(job: GenerationJob) -> dict[str, object]:
     """Message `submit`."""
-    sampling = job.sampling
     prompt = job.prompt if isinstance(job.prompt, str) else [[item.role, item.content] for item in job.prompt]
     return {
         "t": "submit",
         "id": job.job_id,
         "prompt": prompt,
         "date": job.template_date,
+        "scope": job.cache_scope,
+        "sampling": _pack_sampling(job.sampling),
+    }
+
+
+def _pack_sampling(sampling: SamplingParams) -> dict[str, object]:
+    return {
         "temperature": float(sampling.temperature),
         "top_p": float(sampling.top_p),
         "top_k": sampling.top_k,
+        "min_p": float(sampling.min_p),
+        "repeat_penalty": float(sampling.repeat_penalty),
+        "presence_penalty": float(sampling.presence_penalty),
+        "frequency_penalty": float(sampling.frequency_penalty),
+        "logit_bias": [[token, float(bias)] for token, bias in sampling.logit_bias],
         "seed": sampling.seed,
         "max_tokens": sampling.max_tokens,
         "stop": list(sampling.stop),
+        "logprobs": sampling.logprobs,
+        "grammar": sampling.grammar,
+        "deterministic": sampling.deterministic,
     }
 
 
@@ -56,22 +71,41 @@ def unpack_job(message: Mapping[str, object]) -> GenerationJob:
     prompt = message.get("prompt")
     if not isinstance(prompt, str):
         prompt = tuple(_chat_message(item) for item in take(message, "prompt", list))
-    stops = take(message, "stop", list)
-    if not all(isinstance(stop, str) for stop in stops):
-        raise ChannelError("message field stop is not a list of text")
     return GenerationJob(
         job_id=take(message, "id", bytes),
         prompt=prompt,
         template_date=take(message, "date", str),
-        sampling=SamplingParams(
-            temperature=take(message, "temperature", float),
-            top_p=take(message, "top_p", float),
-            top_k=take(message, "top_k", int),
-            seed=take(message, "seed", int),
-            max_tokens=optional(message, "max_tokens", int),
-            stop=tuple(stops),
-        ),
+        cache_scope=take(message, "scope", bytes),
+        sampling=_unpack_sampling(take(message, "sampling", dict)),
     )
+
+
+def _unpack_sampling(message: Mapping[str, object]) -> SamplingParams:
+    stops = take(message, "stop", list)
+    if not all(isinstance(stop, str) for stop in stops):
+        raise ChannelError("message field stop is not a list of text")
+    return SamplingParams(
+        temperature=take(message, "temperature", float),
+        top_p=take(message, "top_p", float),
+        top_k=take(message, "top_k", int),
+        min_p=take(message, "min_p", float),
+        repeat_penalty=take(message, "repeat_penalty", float),
+        presence_penalty=take(message, "presence_penalty", float),
+        frequency_penalty=take(message, "frequency_penalty", float),
+        logit_bias=tuple(_bias(item) for item in take(message, "logit_bias", list)),
+        seed=take(message, "seed", int),
+        max_tokens=optional(message, "max_tokens", int),
+        stop=tuple(stops),
+        logprobs=optional(message, "logprobs", int),
+        grammar=optional(message, "grammar", str),
+        deterministic=take(message, "deterministic", bool),
+    )
+
+
+def _bias(item: object) -> tuple[int, float]:
+    if isinstance(item, list) and len(item) == 2 and type(item[0]) is int and type(item[1]) is float:
+        return item[0], item[1]
+    raise ChannelError("a logit bias is not a token and a number")
 
 
 def _chat_message(item: object) -> ChatMessage:
@@ -83,7 +117,12 @@ def _chat_message(item: object) -> ChatMessage:
 def pack_event(job_id: bytes, event: EngineEvent | ApplianceError) -> dict[str, object]:
     """Messages `delta`, `ready`, `end`, `error`."""
     if isinstance(event, Delta):
-        return {"t": "delta", "id": job_id, "text": event.text, "tokens": event.token_ids}
+        message: dict[str, object] = {"t": "delta", "id": job_id, "text": event.text, "tokens": event.token_ids}
+        if event.logprobs:
+            message["logprobs"] = [
+                [item.token, item.logprob, [[token, number] for token, number in item.top]] for item in event.logprobs
+            ]
+        return message
     if isinstance(event, PromptReady):
         return {
             "t": "ready",
@@ -94,7 +133,7 @@ def pack_event(job_id: bytes, event: EngineEvent | ApplianceError) -> dict[str, 
             "execution": dict(event.execution),
         }
     if isinstance(event, Finished):
-        return {"t": "end", "id": job_id, "reason": event.reason}
+        return {"t": "end", "id": job_id, "reason": event.reason, "execution": dict(event.execution)}
     return {
         "t": "error",
         "id": job_id,
@@ -109,7 +148,11 @@ def unpack_event(message: Mapping[str, object]) -> EngineEvent | ApplianceError:
     """Raises ChannelError."""
     kind = take(message, "t", str)
     if kind == "delta":
-        return Delta(text=take(message, "text", str), token_ids=take(message, "tokens", bytes))
+        return Delta(
+            text=take(message, "text", str),
+            token_ids=take(message, "tokens", bytes),
+            logprobs=tuple(_logprob(item) for item in optional(message, "logprobs", list) or ()),
+        )
     if kind == "ready":
         return PromptReady(
             prompt_text=take(message, "text", str),
@@ -118,8 +161,24 @@ def unpack_event(message: Mapping[str, object]) -> EngineEvent | ApplianceError:
             execution=take(message, "execution", dict),
         )
     if kind == "end":
-        return Finished(reason="stop" if take(message, "reason", str) == "stop" else "length")
+        return Finished(
+            reason="stop" if take(message, "reason", str) == "stop" else "length",
+            execution=take(message, "execution", dict),
+        )
     if kind == "error":
         error = BadRequest if take(message, "refused", bool) else EngineFailed
         return error(take(message, "code", str), take(message, "message", str), param=optional(message, "param", str))
     raise ChannelError("unknown kind of event")
+
+
+def _logprob(item: object) -> TokenLogprob:
+    if isinstance(item, list) and len(item) == 3 and isinstance(item[2], list):
+        token, number = _token_number(item[:2])
+        return TokenLogprob(token=token, logprob=number, top=tuple(_token_number(entry) for entry in item[2]))
+    raise ChannelError("a log probability is not a token, a number and its alternatives")
+
+
+def _token_number(item: object) -> tuple[bytes, float]:
+    if isinstance(item, list) and len(item) == 2 and isinstance(item[0], bytes) and isinstance(item[1], float):
+        return item[0], item[1]
+    raise ChannelError("a log probability is not a token and a number")

@@ -19,7 +19,11 @@ class ChatMessage:
 class SamplingParams:
     """Effective sampling parameters, defaults applied. `seed` is the resolved one (0..2**32-1).
 
-    `temperature` 0.0 means greedy. `top_k` 0 means off. `max_tokens` None means "until the context is full".
+    `temperature` 0.0 means greedy. `top_k` 0 means off. `max_tokens` None means "until the context is full". `min_p`
+    0.0, `repeat_penalty` 1.0 and the other penalties at 0.0 mean off; penalties count the tokens of the answer, never
+    those of the prompt. `logit_bias` is (token id, addend), by id. `logprobs` is how many alternatives come with each
+    token, None: not even the token's own. `grammar` is GBNF with the start symbol `root`, which the whole answer keeps
+    to. `deterministic`: the same bits for the same seed whatever else is running.
     """
 
     temperature: float
@@ -28,6 +32,26 @@ class SamplingParams:
     seed: int
     max_tokens: int | None
     stop: tuple[str, ...] = ()
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    grammar: str | None = None
+    deterministic: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """Natural logarithm of a token's probability under the model's own distribution, before any sampling parameter.
+
+    `token` and those of `top` (the most probable ones, best first, with theirs) are the tokens' bytes.
+    """
+
+    token: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +59,14 @@ class GenerationJob:
     """One answer to make. `prompt` is chat messages (rendered with the model's own template) or raw text.
 
     `job_id` is 16 bytes, unique among live jobs. `template_date` is the UTC date (YYYY-MM-DD) a chat template's clock
-    shows.
+    shows. Evaluated prompts are reused among jobs of the same `cache_scope` only; the empty one reuses nothing.
     """
 
     job_id: bytes
     prompt: tuple[ChatMessage, ...] | str
     sampling: SamplingParams
     template_date: str
+    cache_scope: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +88,23 @@ class Delta:
     """Newly released text (complete UTF-8, may be empty while bytes are held back) and the tokens sampled for it.
 
     `token_ids` is u32 little-endian, in sampling order, the end-of-generation token included where it was sampled.
+    `logprobs` has one entry a token where the job asked for them, else none.
     """
 
     text: str
     token_ids: bytes
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Last event of a job that ended well. All text and tokens have gone out in Delta events before it."""
+    """Last event of a job that ended well. All text and tokens have gone out in Delta events before it.
+
+    `execution` holds facts that only the end knows; they replace those of the same name in PromptReady.
+    """
 
     reason: FinishReason
+    execution: Mapping[str, object] = field(default_factory=dict)
 
 
 EngineEvent = PromptReady | Delta | Finished
