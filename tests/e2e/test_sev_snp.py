@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 
 from appliance.attestation import attester as attesters
 from appliance.attestation import snp
-from client_sdk import Appliance, Policy, Rejection, UndecidedError, VerificationError
+from client_sdk import Appliance, AsyncAppliance, Policy, Rejection, UndecidedError, VerificationError
 from client_sdk.tee import families
 from client_sdk.tee.snp import abi
 from client_sdk.tee.snp.policy import parse_policy
@@ -101,10 +102,24 @@ def test_a_guest_that_is_not_the_one_is_asked_nothing(
     assert len(appliance.seen) == asked, "no prompt left before the verdict"
 
 
-def test_a_guest_that_the_host_may_debug_is_refused(appliance: GlassAppliance, guest: Guest, policy: Policy) -> None:
-    guest.report = replace(guest.report, policy=guest.report.policy | 1 << 19)
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        ({"policy": 0x30000 | 1 << 19}, Rejection.DEBUG_NOT_ALLOWED),
+        ({"policy": 0x30000 | 1 << 40}, Rejection.GUEST_POLICY_NOT_ALLOWED),
+        ({"product": "Genoa"}, Rejection.ENDORSEMENT_MISMATCH),
+    ],
+)
+async def test_b005_both_clients_refuse_a_guest_that_the_host_may_look_into(
+    appliance: GlassAppliance, guest: Guest, policy: Policy, changed: dict[str, Any], code: Rejection
+) -> None:
+    guest.report = replace(guest.report, **changed)
     try:
-        assert refused(appliance, demanding(policy)).code == Rejection.DEBUG_NOT_ALLOWED
+        assert (await asyncio.to_thread(refused, appliance, demanding(policy))).code == code
+        async with AsyncAppliance(appliance.url, policy=demanding(policy)) as client:
+            with pytest.raises(VerificationError) as caught:
+                await client.chat(QUESTION, model=MODEL, max_tokens=4)
+        assert caught.value.code == code
     finally:
         guest.report = amd.Report()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hmac
 import importlib.resources
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -101,17 +101,18 @@ def _pinned(given: Sequence[Certificate], fingerprint: bytes, product: str) -> C
     raise AuthenticityError(Rejection.CHAIN_NOT_TRUSTED, f"the shipped certificates for {product} are not AMD's")
 
 
-def find_veks(certificates: Sequence[Certificate]) -> tuple[Vek, ...]:
-    """Those of `certificates` that are, by their name, keys that sign reports. Raises WireError."""
-    return tuple(
-        _parse_vek(certificate, _LEAF_NAMES[certificate.common_name()])
-        for certificate in certificates
-        if certificate.common_name() in _LEAF_NAMES
-    )
+def find_veks(certificates: Iterable[Certificate]) -> tuple[Vek, ...]:
+    """Those of `certificates` that, by their name, sign reports of products known here. Raises WireError."""
+    found = []
+    for certificate in certificates:
+        kind = _LEAF_NAMES.get(certificate.common_name())
+        product = None if kind is None else _product(certificate)
+        if kind is not None and product is not None:
+            found.append(_parse_vek(certificate, kind, product))
+    return tuple(found)
 
 
-def _parse_vek(certificate: Certificate, kind: str) -> Vek:
-    product = _product(certificate)
+def _parse_vek(certificate: Certificate, kind: str, product: str) -> Vek:
     for oid in _OIDS_RESERVED:
         if certificate.extension(oid) is not None and _level(certificate, oid):
             raise WireError(der.CODE, f"the {kind} states a reserved patch level")
@@ -136,15 +137,13 @@ def _parse_vek(certificate: Certificate, kind: str) -> Vek:
     )
 
 
-def _product(certificate: Certificate) -> str:
-    """ "Milan-B0" and "Genoa" alike: the stepping does not count."""
+def _product(certificate: Certificate) -> str | None:
+    """From "Milan-B0" and "Genoa" alike: the stepping does not count. None: a product that came later."""
     value = certificate.extension(_OID_PRODUCT)
     if value is None:
         raise WireError(der.CODE, "the certificate names no product")
     name = _text(value, "product").partition("-")[0]
-    if name not in abi.PRODUCTS:
-        raise WireError(der.CODE, "the certificate names a product that this version does not know")
-    return name
+    return name if name in abi.PRODUCTS else None
 
 
 def _chip_id(hwid: bytes, product: str) -> bytes:

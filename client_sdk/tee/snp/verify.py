@@ -32,7 +32,7 @@ from client_sdk.tee.snp.policy import SnpPolicy
 from client_sdk.wire import digests
 from client_sdk.wire.names import MODE_PRODUCTION
 
-_MAX_VEKS = 64
+_MAX_TRIED = 16  # certificates of one chip at the same patch levels; more than one is rare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +106,11 @@ def authenticate_report(
     with log.step("report signed with ECDSA P-384"):
         _check_algorithm(report)
     with log.step("report key certificate found"):
-        vek = _choose_vek(report, find_veks(endorsements.certificates[:_MAX_VEKS]))
+        vek = _choose_vek(report, find_veks(endorsements.certificates))
     with log.step("report signature"):
         _check_signature(report, vek)
-    _check_supported(log, report)
+    _raise_unsupported(report)
+    log.passed("report version", str(report.version))
     with log.step("certificate of the same product"):
         pinned = _check_product(report, vek, anchors)
     with log.step("AMD certificate chain"):
@@ -163,8 +164,7 @@ def _choose_vek(report: Report, veks: Sequence[Vek]) -> Vek:
     """The certificate that fits the report best: kind and chip must fit, patch levels and signature decide."""
     kind = VLEK if report.signing_key == abi.SIGNED_BY_VLEK else VCEK
     if not veks:
-        if not report.known_version:
-            raise _unsupported(report)
+        _raise_unsupported(report)
         raise UndecidedError("ENDORSEMENTS_MISSING", f"no {kind} certificate came for this report")
     fitting = [vek for vek in veks if vek.kind == kind]
     if not fitting:
@@ -180,7 +180,7 @@ def _choose_vek(report: Report, veks: Sequence[Vek]) -> Vek:
             )
     same_levels = [vek for vek in fitting if _states_levels(report, vek)]
     if len(same_levels) > 1:
-        return next((vek for vek in same_levels if _verifies(report, vek)), same_levels[0])
+        return next((vek for vek in same_levels[:_MAX_TRIED] if _verifies(report, vek)), same_levels[0])
     return (same_levels or fitting)[0]
 
 
@@ -205,10 +205,10 @@ def _check_signature(report: Report, vek: Vek) -> None:
         raise AuthenticityError(Rejection.BAD_SIGNATURE, f"the report's signature does not verify{version}")
 
 
-def _check_supported(log: CheckLog, report: Report) -> None:
+def _raise_unsupported(report: Report) -> None:
+    """Raises UndecidedError for a report or a processor newer than this code."""
     if not report.known_version:
-        raise _unsupported(report)
-    log.passed("report version", str(report.version))
+        raise UndecidedError("UNSUPPORTED_VERSION", f"SNP report of unsupported version {report.version}")
     if report.cpuid is not None and abi.product_of(report.cpuid) is None:
         family, model, stepping = report.cpuid
         raise UndecidedError(
@@ -228,7 +228,3 @@ def _check_product(report: Report, vek: Vek, anchors: Anchors) -> ProductAnchors
     if product not in anchors:
         raise UndecidedError("UNSUPPORTED_VERSION", f"no root is known for the unsupported product {product}")
     return anchors[product]
-
-
-def _unsupported(report: Report) -> UndecidedError:
-    return UndecidedError("UNSUPPORTED_VERSION", f"SNP report of unsupported version {report.version}")
