@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from client_sdk import console
-from client_sdk.cli_endorsements import endorsements
+from client_sdk.cli_endorsements import endorsements as endorsements_group
 from client_sdk.cli_evidence import parse_time, verify_air, verify_evidence
 from client_sdk.console import (
     EXIT_ACCEPT,
@@ -47,6 +47,11 @@ EXIT_INTERRUPTED = 130
 _PATH = click.Path(path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _policy_option = click.option("--policy", "policy_path", type=_FILE, required=True, help="Your policy (TOML).")
+_endorsements_option = click.option(
+    "--endorsements",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of what vouches for evidence.",
+)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON object.")
 
 
@@ -83,15 +88,16 @@ def cli(debug: bool) -> None:
 @cli.command()
 @click.argument("url")
 @_policy_option
+@_endorsements_option
 @_json_option
-def attest(url: str, policy_path: Path, as_json: bool) -> int:
+def attest(url: str, policy_path: Path, endorsements: Path | None, as_json: bool) -> int:
     """Attest the appliance at URL (https://host:port) under a policy."""
     _check_url(url)
 
     def work() -> Outcome:
         from client_sdk.client import Appliance
 
-        with Appliance(url, policy=policy_path) as appliance:
+        with Appliance(url, policy=policy_path, endorsements=endorsements) as appliance:
             result = appliance.attest()
         return _accepted(result, None)
 
@@ -113,6 +119,7 @@ def attest(url: str, policy_path: Path, as_json: bool) -> int:
 @click.option("--top-k", type=int)
 @click.option("--seed", type=int)
 @click.option("--stop", multiple=True, help="Stop at this text; may be repeated.")
+@_endorsements_option
 @_json_option
 def chat(url: str, prompt: str, policy_path: Path, as_json: bool, **options: Any) -> int:
     """Ask one question (PROMPT; - reads it from stdin). The answer goes to stdout, everything else to stderr."""
@@ -128,7 +135,8 @@ def chat(url: str, prompt: str, policy_path: Path, as_json: bool, **options: Any
     def work() -> Outcome:
         from client_sdk.client import Appliance
 
-        with Appliance(url, policy=policy_path, api_key=api_key, save=kept.append) as appliance:
+        given = options["endorsements"]
+        with Appliance(url, policy=policy_path, api_key=api_key, save=kept.append, endorsements=given) as appliance:
             failure = None
             try:
                 text = _ask(appliance, messages, options, show=not as_json)
@@ -145,17 +153,20 @@ def chat(url: str, prompt: str, policy_path: Path, as_json: bool, **options: Any
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @_policy_option
 @click.option("--now", metavar="TIME", help="Judge at this time (ISO 8601 with zone, or Unix seconds).")
+@_endorsements_option
 @_json_option
-def verify(directory: Path, policy_path: Path, now: str | None, as_json: bool) -> int:
+def verify(directory: Path, policy_path: Path, now: str | None, endorsements: Path | None, as_json: bool) -> int:
     """Verify a saved answer again, offline. Without --now, by the clock of the moment when it was first verified."""
     moment = None if now is None else parse_time(now)
 
     def work() -> Outcome:
+        from client_sdk.endorsement_files import load_directory
         from client_sdk.policy import Policy
         from client_sdk.saved import verify_saved
 
         policy = Policy.load(policy_path)
-        verified = verify_saved(directory, policy, now=moment)
+        given = None if endorsements is None else load_directory(endorsements)
+        verified = verify_saved(directory, policy, now=moment, endorsements=given)
         same = verified.saved.policy_digest == policy.digest
         note = "" if same else "verified under another policy than the one it was saved under"
         return _accepted(verified.attestation, verified.receipt, message=note)
@@ -246,7 +257,7 @@ def policy_show(path: Path, as_json: bool) -> int:
 
 cli.add_command(verify_evidence)
 cli.add_command(verify_air)
-cli.add_command(endorsements)
+cli.add_command(endorsements_group)
 
 
 def _finish(work: Callable[[], Outcome], *, as_json: bool, tables_to_stderr: bool = False) -> int:

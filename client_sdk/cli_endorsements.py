@@ -59,7 +59,6 @@ def fetch_endorsements(
             )
             services = Services(kds=kds or AMD_KDS, pcs=pcs, rim=rim or NVIDIA_RIM)
             found = fetch(family, evidence, beside, fetcher, services)
-        output.mkdir(parents=True, exist_ok=True)
         for file in found:
             _write(output / file.name, file.content)
         facts = tuple(
@@ -99,7 +98,7 @@ def show_endorsements(directory: Path | None, cache_path: Path | None, as_json: 
 
 
 def _files(directory: Path) -> tuple[ShownFact, ...]:
-    from client_sdk.endorsement_sources import recognise_file
+    from client_sdk.endorsement_files import recognise_file
 
     facts = []
     for path in sorted(path for path in directory.iterdir() if path.is_file() and not path.name.startswith(".")):
@@ -125,6 +124,7 @@ def _iso(moment: float) -> str:
 
 def _write(path: Path, data: bytes) -> None:
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
         partial.write_bytes(data)
         partial.replace(path)

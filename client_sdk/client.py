@@ -18,6 +18,7 @@ import httpx
 
 from client_sdk.answer_streams import AnswerStream, AsyncAnswerStream, StreamReader, sdk_errors
 from client_sdk.answers import Answer, Messages, Pending, Verified, chat_body, read_answer, refusal
+from client_sdk.endorsement_files import load_directory
 from client_sdk.judge import Judge, OnVerified, VerifiedAnswer
 from client_sdk.policy import Policy
 from client_sdk.receipt_chain import Gap
@@ -71,6 +72,7 @@ class _Common:
         policy: Policy | Path | str,
         api_key: str | None,
         save: Save,
+        endorsements: Path | str | None,
         surroundings: Surroundings | None,
     ) -> None:
         address = parse_appliance_address(url)
@@ -85,6 +87,7 @@ class _Common:
             self._origin,
             self.policy,
             surroundings or of_this_process(),
+            endorsements=None if endorsements is None else load_directory(Path(endorsements)),
             on_verified=self._remember,
             keep_streams=self._save is not None,
         )
@@ -130,8 +133,10 @@ class Appliance(_Common):
 
     `policy` is a Policy or the path of its file. `save` is a directory that gets every verified answer, each in a
     folder named after its receipt id, or a callable that gets every VerifiedAnswer. `timeout_s` bounds each wait for
-    bytes. Every method raises VerificationError for a NO, UndecidedError for "no verdict", TransportError for network
-    trouble, ApplianceError for errors that the appliance answered with, SaveError for an answer it could not save.
+    bytes. `endorsements` is a directory of what vouches for evidence that an appliance does not staple
+    (docs/endorsements.md); it is read once. Every method raises VerificationError for a NO, UndecidedError for "no
+    verdict", TransportError for network trouble, ApplianceError for errors that the appliance answered with, SaveError
+    for an answer it could not save.
     """
 
     def __init__(
@@ -142,9 +147,12 @@ class Appliance(_Common):
         api_key: str | None = None,
         save: Save = None,
         timeout_s: float = TIMEOUT_S,
+        endorsements: Path | str | None = None,
         surroundings: Surroundings | None = None,
     ) -> None:
-        super().__init__(url, policy=policy, api_key=api_key, save=save, surroundings=surroundings)
+        super().__init__(
+            url, policy=policy, api_key=api_key, save=save, endorsements=endorsements, surroundings=surroundings
+        )
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         self._transport = VerifyingTransport(self._judge, connector=self._connector)
         self.http = self._client()
@@ -235,9 +243,12 @@ class AsyncAppliance(_Common):
         api_key: str | None = None,
         save: Save = None,
         timeout_s: float = TIMEOUT_S,
+        endorsements: Path | str | None = None,
         surroundings: Surroundings | None = None,
     ) -> None:
-        super().__init__(url, policy=policy, api_key=api_key, save=save, surroundings=surroundings)
+        super().__init__(
+            url, policy=policy, api_key=api_key, save=save, endorsements=endorsements, surroundings=surroundings
+        )
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         self._transport = AsyncVerifyingTransport(self._judge, connector=self._connector)
         self.http = self._client()

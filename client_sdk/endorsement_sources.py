@@ -1,4 +1,4 @@
-"""Which endorsements a piece of evidence needs, where the vendors keep them, and directories of them.
+"""Which endorsements a piece of evidence needs, and where the vendors keep them.
 
 Addresses are explicit: AMD's and NVIDIA's own by default; for Intel's collateral the caller names Intel's service or a
 PCCS. Chip ids of AMD and FMSPCs of Intel go out with the questions.
@@ -11,16 +11,13 @@ import binascii
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from client_sdk.endorsements import Answer, Fetcher, Want
-from client_sdk.errors import MalformedError, PolicyFileError, UndecidedError
+from client_sdk.errors import MalformedError, UndecidedError
 from client_sdk.foreign_files import FAMILY_NAMES, read_evidence
 from client_sdk.tee import x509
 from client_sdk.tee.dcap import pcs
 from client_sdk.tee.dcap.abi import TEE_SGX, TEE_TDX, SignatureSection
-from client_sdk.tee.endorsements import merge, recognise
-from client_sdk.tee.evidence import Endorsements
 from client_sdk.tee.nvidia import abi as nvidia
 from client_sdk.tee.nvidia import product
 from client_sdk.tee.sgx import abi as sgx
@@ -34,8 +31,6 @@ NVIDIA_RIM = "https://rim.attestation.nvidia.com"
 FETCHABLE = ("snp", "tdx", "sgx", "nvidia")
 CERTIFICATE_TTL_S = 30 * 86_400.0
 LIST_TTL_S = 86_400.0
-MAX_FILES = 256
-LIMIT_FILE_BYTES = 1 << 20
 _COLLATERAL_HEADERS = ("tcb-info-issuer-chain", "sgx-enclave-identity-issuer-chain", "sgx-pck-crl-issuer-chain")
 _PRODUCTS_OF_VERSION_2 = (snp.MILAN, snp.GENOA)  # Turin began with version 3
 _PROJECT, _PROJECT_SKU, _CHIP_SKU = 17, 18, 15
@@ -68,25 +63,6 @@ def fetch(family: str, evidence: bytes, beside: list[bytes], fetcher: Fetcher, s
         return [found for content in contents for found in _SOURCES[FAMILY_NAMES[family]](content, fetcher, services)]
     except WireError as error:
         raise MalformedError.of(error) from None
-
-
-def load_directory(directory: Path) -> Endorsements:
-    """All endorsement files of a directory, recognised by content. Raises PolicyFileError naming the file at fault."""
-    paths = sorted(path for path in directory.iterdir() if path.is_file() and not path.name.startswith("."))
-    if len(paths) > MAX_FILES:
-        raise PolicyFileError(f"{directory}: more than {MAX_FILES} files")
-    return merge(recognise_file(path) for path in paths)
-
-
-def recognise_file(path: Path) -> Endorsements:
-    """Raises PolicyFileError: a file the caller gave and nobody can read is a mistake to mend."""
-    try:
-        with path.open("rb") as file:
-            return recognise(file.read(LIMIT_FILE_BYTES + 1))
-    except OSError as error:
-        raise PolicyFileError(f"{path}: {error.strerror}") from None
-    except WireError as error:
-        raise PolicyFileError(f"{path}: {error.detail}") from None
 
 
 def _fetch_snp(content: bytes, fetcher: Fetcher, services: Services) -> Iterator[Fetched]:

@@ -18,6 +18,7 @@ from client_sdk.receipts import Exchange, VerifiedReceipt, verify_receipt
 from client_sdk.session import AttestationQuestion, AttestationRecord, AttestationSession, check_answer_head
 from client_sdk.streams import StreamVerifier
 from client_sdk.surroundings import Surroundings
+from client_sdk.tee.evidence import Endorsements
 from client_sdk.tls import Channel
 from client_sdk.verifier import ChannelFacts
 from client_sdk.wire import names
@@ -74,8 +75,9 @@ class Received:
 class Judge:
     """Everything of a transport that is not I/O. Thread-safe.
 
-    `on_verified` is told of every verified answer, after its verification and before it is handed out;
-    `keep_streams` keeps the bytes of streams for it, up to `response_limit_bytes`.
+    `endorsements` are the caller's own, for evidence that comes without. `on_verified` is told of every verified
+    answer, after its verification and before it is handed out; `keep_streams` keeps the bytes of streams for it, up to
+    `response_limit_bytes`.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Judge:
         policy: Policy,
         surroundings: Surroundings,
         *,
+        endorsements: Endorsements | None = None,
         on_verified: OnVerified | None = None,
         keep_streams: bool = False,
         response_limit_bytes: int = RESPONSE_LIMIT_BYTES,
@@ -91,7 +94,7 @@ class Judge:
         self.origin = origin
         self.policy = policy
         self.surroundings = surroundings
-        self.session = AttestationSession(policy, surroundings)
+        self.session = AttestationSession(policy, surroundings, endorsements)
         self.keep_streams = keep_streams
         self.response_limit_bytes = response_limit_bytes
         self._on_verified = on_verified

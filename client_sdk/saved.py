@@ -22,6 +22,7 @@ from client_sdk.policy import Policy
 from client_sdk.receipts import Exchange, VerifiedReceipt, verify_receipt
 from client_sdk.session import AttestationRecord
 from client_sdk.streams import StreamVerifier
+from client_sdk.tee.evidence import Endorsements
 from client_sdk.verifier import AttestationResult, ChannelFacts, Prior, appraise, appraise_continued
 from client_sdk.wire.names import (
     CTI_BYTES,
@@ -139,13 +140,16 @@ def load_saved(directory: Path) -> SavedAnswer:
     )
 
 
-def verify_saved(directory: Path, policy: Policy, *, now: float | None = None) -> VerifiedSavedAnswer:
+def verify_saved(
+    directory: Path, policy: Policy, *, now: float | None = None, endorsements: Endorsements | None = None
+) -> VerifiedSavedAnswer:
     """Verify a saved answer again under `policy`, by the very checks of the live path. Raises VerificationError.
 
     `now` (Unix seconds) is the time to judge by; without it, the moments at which the answer was verified first.
+    `endorsements` are the caller's own, as for the connection on which the answer came.
     """
     saved = load_saved(directory)
-    attestation = _appraise(saved, policy, now)
+    attestation = _appraise(saved, policy, now, endorsements)
     try:
         if saved.exchange.response_body is not None:
             receipt = verify_receipt(saved.receipt, saved.exchange, attestation, policy, accept_redacted=True)
@@ -157,7 +161,9 @@ def verify_saved(directory: Path, policy: Policy, *, now: float | None = None) -
     return VerifiedSavedAnswer(saved=saved, attestation=attestation, receipt=receipt)
 
 
-def _appraise(saved: SavedAnswer, policy: Policy, now: float | None) -> AttestationResult:
+def _appraise(
+    saved: SavedAnswer, policy: Policy, now: float | None, endorsements: Endorsements | None
+) -> AttestationResult:
     full = saved.prior or saved.attestation
     result = appraise(
         full.bundle,
@@ -165,6 +171,7 @@ def _appraise(saved: SavedAnswer, policy: Policy, now: float | None) -> Attestat
         channel=full.channel,
         policy=policy,
         now=full.verified_at if now is None else now,
+        endorsements=endorsements,
     )
     if saved.prior is None:
         return result

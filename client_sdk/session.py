@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from client_sdk.errors import ApplianceError, AuthenticityError, MalformedError, Rejection, UndecidedError
 from client_sdk.policy import Policy
 from client_sdk.surroundings import Surroundings
+from client_sdk.tee.evidence import Endorsements
 from client_sdk.verifier import AttestationResult, ChannelFacts, Prior, appraise, appraise_continued
 from client_sdk.wire.attestation import AttestationBundle, AttestationRequest
 from client_sdk.wire.errors import WireError
@@ -56,8 +57,9 @@ class AttestationQuestion:
 class AttestationSession:
     """Thread-safe memory of the last full attestation that this very process verified with a nonce it drew."""
 
-    def __init__(self, policy: Policy, surroundings: Surroundings) -> None:
+    def __init__(self, policy: Policy, surroundings: Surroundings, endorsements: Endorsements | None = None) -> None:
         self.policy = policy
+        self._endorsements = endorsements
         self._surroundings = surroundings
         self._lock = threading.Lock()
         self._last_full: AttestationRecord | None = None
@@ -78,7 +80,14 @@ class AttestationSession:
         mono, now = self._surroundings.monotonic(), self._surroundings.now()
         prior = question.prior if continued else None
         if prior is None:
-            result = appraise(body, nonce=question.nonce, channel=channel, policy=self.policy, now=now)
+            result = appraise(
+                body,
+                nonce=question.nonce,
+                channel=channel,
+                policy=self.policy,
+                now=now,
+                endorsements=self._endorsements,
+            )
         else:
             result = self._continue(question, body, channel, age_s=mono - prior.verified_mono, now=now)
         record = AttestationRecord(

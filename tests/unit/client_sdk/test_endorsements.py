@@ -27,7 +27,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from client_sdk import endorsements as fetching
 from client_sdk.cli import run
-from client_sdk.endorsement_sources import Services, fetch, load_directory, recognise_file
+from client_sdk.endorsement_files import load_directory, recognise_file
+from client_sdk.endorsement_sources import Services, fetch
 from client_sdk.endorsements import Answer, Cache, Fetcher, Want, default_cache_directory, default_client
 from client_sdk.errors import MalformedError, PolicyFileError, UndecidedError
 from client_sdk.foreign_files import read_evidence
@@ -328,7 +329,9 @@ def test_snp_from_a_fake_kds_verifies(
     old = (VECTORS / "snp/milan_v2_ok.report.bin").read_bytes()
     vcek = (VECTORS / "snp/milan_v2_ok.vcek.der").read_bytes()
     service.give(kds.vcek_path(abi.parse_report(old), "Milan").split("?")[0], vcek)
-    found = fetch("snp", old, [], fetcher(client, Clock()), Services(kds=service.url + "/"))
+    found = fetch(
+        "snp", old, [], fetcher(client, Clock(), Cache(tmp_path.parent / "kept")), Services(kds=service.url + "/")
+    )
     assert [file.name for file in found] == ["vcek.der", "chain-milan.pem", "crl-milan.der"]
     for file in found:
         (tmp_path / file.name).write_bytes(file.content)
@@ -465,6 +468,8 @@ def test_directories_name_the_file_at_fault(tmp_path: Path) -> None:
         load_directory(tmp_path)
     with pytest.raises(PolicyFileError, match="gone"):
         recognise_file(tmp_path / "gone")
+    with pytest.raises(PolicyFileError, match="gone"):
+        load_directory(tmp_path / "gone")
     for number in range(257):
         (tmp_path / f"{number}").write_bytes(b"junk")
     with pytest.raises(PolicyFileError, match="more than"):
@@ -514,6 +519,6 @@ def test_command_line_takes_what_the_cache_has(tmp_path: Path, capsys: pytest.Ca
     assert run([str(a) for a in asked]) == 0
     assert sorted(path.name for path in out.iterdir()) == ["chain-milan.pem", "crl-milan.der", "vcek.der"]
     (tmp_path / "file").write_bytes(b"")
-    blocked = [str(tmp_path / "file") if a is out else str(a) for a in asked]
+    blocked = [str(tmp_path / "file" / "inner") if a is out else str(a) for a in asked]
     capsys.readouterr()
     assert run(blocked) == 2
