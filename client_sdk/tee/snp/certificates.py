@@ -147,7 +147,10 @@ def _product(certificate: Certificate) -> str | None:
 
 
 def _chip_id(hwid: bytes, product: str) -> bytes:
+    """AMD's service writes the bare bytes where its specification has an OCTET STRING: both are read."""
     size = _HWID_BYTES[product]
+    if hwid[:2] == bytes((der.OCTET_STRING, size)):
+        hwid = hwid[2:]
     if len(hwid) != size:
         raise WireError(der.CODE, f"the chip id has {len(hwid)} bytes instead of {size}")
     return hwid.ljust(_CHIP_ID_BYTES, b"\x00")

@@ -232,6 +232,12 @@ def test_certificates_of_later_products_do_not_stand_in_the_way() -> None:
         authenticate(amd.Report(version=5, raw={0x188: bytes((0x1A, 0x50))}), certificate=later)
 
 
+def test_a_chip_id_is_read_bare_and_as_an_octet_string() -> None:
+    assert authenticate(vek=amd.Vek(extensions={"4": b"\x04\x40" + amd.CHIP_ID}))[0].vek.chip_id == amd.CHIP_ID
+    assert refused(vek=amd.Vek(extensions={"4": b"\x04\x40" + amd.CHIP_ID[1:]})) == Rejection.MALFORMED_CERTIFICATE
+    assert refused(vek=amd.Vek(extensions={"4": b"\x04\x3f" + amd.CHIP_ID[1:]})) == Rejection.MALFORMED_CERTIFICATE
+
+
 def test_the_stepping_of_the_product_does_not_count() -> None:
     assert authenticate(vek=amd.Vek(extensions={"2": amd.ia5("Milan-B1")}))[0].product == "Milan"
 
