@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.x509 import load_der_x509_certificate
 
 from client_sdk.errors import AuthenticityError, Rejection, UndecidedError
@@ -120,7 +121,7 @@ def _verify_signature(document: bytes) -> _Signed:
         result: Any = XMLVerifier().verify(document, x509_cert=certificate, parser=parser, expect_config=configuration)
     except SignXMLException:
         raise AuthenticityError(Rejection.BAD_SIGNATURE, "the manifest's signature does not verify") from None
-    except (etree.LxmlError, ValueError, TypeError, AttributeError, LookupError, OverflowError):
+    except (etree.LxmlError, UnsupportedAlgorithm, ValueError, TypeError, AttributeError, LookupError, OverflowError):
         raise WireError(_CODE, "the manifest's signature is not one that can be read") from None
     return _read(result.signed_xml, certificates)
 

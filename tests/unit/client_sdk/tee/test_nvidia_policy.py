@@ -175,7 +175,7 @@ def test_other_versions_in_files_are_undecided(device: Device) -> None:
         {},
         {"evidence": "AA=="},
         {"evidence": 5, "certificate": ""},
-        {"evidence": "AA==", "certificate": "", "surplus": 1},
+        {"evidence": "AA==", "certificate": ""},
         {"evidence": "A", "certificate": "AA"},
         {"__cmwc_t": "x"},
     ],
