@@ -55,7 +55,11 @@ def _check_guest_policy(log: CheckLog, policy: SnpPolicy, report: Report) -> Non
     log.passed("guest policy bits")
     if "debug" in names and not policy.allow_debug:
         log.reject(
-            "debug mode", Rejection.DEBUG_NOT_ALLOWED, "the host may debug this guest and read its memory", actual="on"
+            "debug mode",
+            Rejection.DEBUG_NOT_ALLOWED,
+            "the host may debug this guest and read its memory",
+            expected="off",
+            actual="on",
         )
     log.passed("debug mode", "on, allowed by the policy" if "debug" in names else "off")
     if "migration-agent" in names and not policy.allow_migration_agent:
