@@ -23,6 +23,7 @@ from appliance.engine.types import (
     GenerationJob,
     PromptReady,
     SamplingParams,
+    TokenLogprob,
 )
 from appliance.errors import ApplianceError, BadRequest
 
@@ -31,6 +32,10 @@ SLOTS = 1
 
 
 class TokenSampler(Protocol):
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Of the token sampled last, where the job asked for them."""
+
     def sample(self) -> int: ...
     def close(self) -> None: ...
 
@@ -162,8 +167,9 @@ class Scheduler:
         sequence.tokens.append(token)
         sequence.generated += 1
         reason: FinishReason | None = None
+        logprobs = sequence.sampler.logprobs
         if self._runtime.is_end(token):
-            text = ""
+            text, logprobs = "", ()  # the end is no part of the text
             reason = "stop"
         else:
             text = sequence.text.feed(self._runtime.piece(token))
@@ -173,7 +179,7 @@ class Scheduler:
                 reason = "length"
         if reason is not None:
             text += sequence.text.finish()
-        self._emit(sequence.job_id, Delta(text=text, token_ids=token.to_bytes(4, "little")))
+        self._emit(sequence.job_id, Delta(text=text, token_ids=token.to_bytes(4, "little"), logprobs=logprobs))
         if reason is not None:
             # The held-back tail may itself complete a stop string only by an incomplete character's U+FFFD.
             self._emit(sequence.job_id, Finished(reason="stop" if sequence.text.stopped else reason))

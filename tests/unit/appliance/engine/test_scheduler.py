@@ -59,6 +59,8 @@ class ToyRuntime:
 
 
 class ToySampler:
+    logprobs = ()
+
     def __init__(self, runtime: ToyRuntime) -> None:
         self._runtime = runtime
         self._plan: list[int] | None = None
