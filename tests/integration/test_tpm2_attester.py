@@ -18,6 +18,7 @@ from client_sdk.errors import VerificationError
 from client_sdk.tee.evidence import Endorsements, SessionBinding
 from client_sdk.tee.tpm2.policy import parse_policy
 from client_sdk.tee.tpm2.verify import AuthenticTpm2, parse_evidence
+from tests import cddl
 from tests.simulators.software_tpm import AkChain, ak_chain
 from tests.simulators.swtpm import BOOT, Swtpm, free_ports, swtpm
 
@@ -45,6 +46,7 @@ def binding(claims: bytes) -> Binding:
 def quoted(attester: Tpm2Attester, claims: bytes) -> AuthenticTpm2:
     (item,) = attester.collect(binding(claims)).evidence
     assert item.kind == "tpm2"
+    cddl.validate("tpm2-evidence", item.content)
     return parse_evidence(item.content).authenticate(CheckLog(), Endorsements(), now=NOW)
 
 

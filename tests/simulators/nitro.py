@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from client_sdk.tee.x509 import Certificate, parse_certificate
+from client_sdk.tee.x509 import Certificate, Crl, parse_certificate, parse_crl
 
 NOW = 1_790_000_000.0
 MODULE_ID = "i-0a1b2c3d4e5f60718-enc0123456789abcdef"
@@ -95,6 +95,22 @@ def _builder(
         .not_valid_after(_moment(period[1]))
         .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
     )
+
+
+def revocation_list(issuer: int, revoked: bytes | None = None, *, signer: str = "", until: float = NOW + _DAY_S) -> Crl:
+    """The list of the chain's issuer by index (0: root) with one revoked certificate, or none; `signer` lies."""
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(_name(_NAMES[issuer]))
+        .last_update(_moment(NOW - _DAY_S))
+        .next_update(_moment(until))
+    )
+    if revoked is not None:
+        serial = x509.load_der_x509_certificate(revoked).serial_number
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(_moment(NOW - 60)).build()
+        builder = builder.add_revoked_certificate(entry)
+    own = "root" if issuer == 0 else _NAMES[issuer]
+    return parse_crl(builder.sign(key(signer or own), hashes.SHA384()).public_bytes(Encoding.DER))
 
 
 def root(chain: Chain | None = None) -> Certificate:

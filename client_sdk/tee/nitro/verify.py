@@ -17,6 +17,7 @@ from client_sdk.tee.anchors import load_anchor
 from client_sdk.tee.evidence import Endorsements, FamilyPolicy, ForeignBinding, SessionBinding, Trust
 from client_sdk.tee.nitro import abi
 from client_sdk.tee.nitro.policy import NitroPolicy, PcrSet
+from client_sdk.tee.revocation import check_revocation
 from client_sdk.tee.x509 import Certificate
 from client_sdk.wire import digests
 from client_sdk.wire.names import MODE_PRODUCTION
@@ -175,7 +176,7 @@ class NitroEvidence:
     anchor: Certificate
 
     def authenticate(self, log: CheckLog, endorsements: Endorsements, *, now: float) -> AuthenticNitro:
-        """Chain, validity at `now`, signature, time of signing. Everything needed is in the document itself."""
+        """Chain, validity at `now`, signature, time of signing; revocation where `endorsements` has lists."""
         document = self.document
         with log.step("Nitro certificates well formed"):
             leaf = x509.parse_certificate(document.certificate)
@@ -191,9 +192,8 @@ class NitroEvidence:
             Rejection.CERTIFICATE_NOT_VALID_NOW,
             "the document's time lies outside the validity of the certificate that signed it",
         )
-        log.not_checked(
-            "Nitro certificate revocation", "AWS's certificates live hours; the check would need the network"
-        )
+        path = (leaf, *reversed(bundle))
+        check_revocation(log, "Nitro certificate revocation", path, endorsements.crls, now)
         return AuthenticNitro(document=document, region=_region(leaf))
 
     def _check_chain(self, leaf: Certificate, bundle: Sequence[Certificate], now: float) -> None:

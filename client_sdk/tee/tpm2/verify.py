@@ -11,9 +11,10 @@ from client_sdk.checks import CheckLog
 from client_sdk.errors import AuthenticityError, Rejection, UndecidedError
 from client_sdk.tee import der, x509
 from client_sdk.tee.evidence import Endorsements, FamilyPolicy, ForeignBinding, SessionBinding, Trust
+from client_sdk.tee.revocation import check_revocation
 from client_sdk.tee.tpm2 import abi, keys
 from client_sdk.tee.tpm2.policy import PcrSet, Tpm2Policy
-from client_sdk.tee.x509 import Certificate
+from client_sdk.tee.x509 import Certificate, Crl
 from client_sdk.wire import digests
 from client_sdk.wire.names import MODE_PRODUCTION
 
@@ -30,6 +31,7 @@ class AuthenticTpm2:
     item: abi.Item
     certificate: Certificate | None
     pool: tuple[Certificate, ...]
+    crls: tuple[Crl, ...]
     mode: str = MODE_PRODUCTION
     trust: Trust = "key-signed"
 
@@ -97,9 +99,11 @@ class AuthenticTpm2:
             log.not_checked("attestation key certified", "the policy pins the key itself")
             return
         with log.step("attestation key certified"):
-            self._check_certificate(policy, policy.ak_roots, now)
+            path = self._check_certificate(policy, policy.ak_roots, now)
+        check_revocation(log, "attestation key revocation", path, self.crls, now)
 
-    def _check_certificate(self, policy: Tpm2Policy, roots: frozenset[bytes], now: float) -> None:
+    def _check_certificate(self, policy: Tpm2Policy, roots: frozenset[bytes], now: float) -> tuple[Certificate, ...]:
+        """The path from the key's certificate to a root of the policy, both included. Raises AuthenticityError."""
         leaf = self.certificate
         if leaf is None:
             raise AuthenticityError(Rejection.CHAIN_NOT_TRUSTED, "the attestation key comes without a certificate")
@@ -113,11 +117,12 @@ class AuthenticTpm2:
         failure: AuthenticityError | None = None
         for anchor in anchors:
             try:
-                x509.check_chain(x509.order_chain(leaf, self.pool, anchor), anchor, now)
+                chain = x509.order_chain(leaf, self.pool, anchor)
+                x509.check_chain(chain, anchor, now)
             except AuthenticityError as error:
                 failure = error
             else:
-                return
+                return (*chain, anchor)
         assert failure is not None
         raise failure
 
@@ -218,7 +223,7 @@ class Tpm2Evidence:
                 spki = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
                 if spki != key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo):
                     raise AuthenticityError(Rejection.ENDORSEMENT_MISMATCH, "the certificate is of another key")
-        return AuthenticTpm2(item=item, certificate=certificate, pool=endorsements.certificates)
+        return AuthenticTpm2(item=item, certificate=certificate, pool=endorsements.certificates, crls=endorsements.crls)
 
 
 def parse_evidence(content: bytes) -> Tpm2Evidence:

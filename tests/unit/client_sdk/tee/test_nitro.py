@@ -16,6 +16,7 @@ from client_sdk.tee.evidence import Endorsements, ForeignBinding, SessionBinding
 from client_sdk.tee.nitro import abi
 from client_sdk.tee.nitro.policy import DEFAULT_MAX_DOCUMENT_AGE_S, NitroPolicy, parse_policy
 from client_sdk.tee.nitro.verify import ROOT_FILE, AuthenticNitro, parse_evidence
+from client_sdk.tee.x509 import Crl
 from client_sdk.wire import foreign_cbor
 from client_sdk.wire.errors import WireError
 from tests.simulators import nitro
@@ -90,6 +91,31 @@ def test_an_issuer_of_a_foreign_chain_with_the_right_names_is_refused() -> None:
     genuine, foreign = nitro.certificates(Chain()), nitro.certificates(Chain(root="impostor"))
     spliced = [genuine[0], *foreign[1:4]]
     rejected(Shape(chain=Chain(root="impostor"), payload={"cabundle": spliced}), Rejection.BAD_SIGNATURE)
+
+
+def test_revocation_lists_count_where_they_are_given() -> None:
+    made = nitro.certificates(Chain())
+    evidence = parse_evidence(nitro.document(), nitro.root())
+
+    def listed(*lists: Crl) -> CheckLog:
+        log = CheckLog()
+        evidence.authenticate(log, Endorsements(crls=lists), now=NOW)
+        return log
+
+    assert [check.status for check in listed().checks][-1] == "not checked"
+    every = [nitro.revocation_list(issuer) for issuer in range(4)]
+    statuses = [(check.name, check.status) for check in listed(*every).checks if "revocation" in check.name]
+    assert len(statuses) == 4
+    assert {status for _, status in statuses} == {"passed"}
+    for bad, code in (
+        (nitro.revocation_list(3, made[4]), Rejection.CERTIFICATE_REVOKED),
+        (nitro.revocation_list(1, made[2]), Rejection.CERTIFICATE_REVOKED),
+        (nitro.revocation_list(1, signer="impostor"), Rejection.BAD_SIGNATURE),
+        (nitro.revocation_list(1, until=NOW - 1), Rejection.CERTIFICATE_NOT_VALID_NOW),
+    ):
+        with pytest.raises(VerificationError) as raised:
+            listed(bad)
+        assert raised.value.code is code
 
 
 MALFORMED: list[Shape] = [
@@ -290,6 +316,15 @@ def test_b006_zero_registers_are_debug_and_no_pin_can_make_them_right() -> None:
     statuses = {check.name: check.status for check in appraise(debug, policy(allow_debug=True)).checks}
     assert statuses["launch measurement"] == "not checked"
     assert dict(authenticate(debug).facts)["Nitro debug mode"] == "yes"
+
+
+def test_b045_a_certificate_of_ten_years_makes_no_old_document_young() -> None:
+    day_s = 86_400
+    made = NOW - 40 * day_s
+    lasting = Chain(leaf_from=made - 1, leaf_until=NOW + 3650 * day_s)
+    old = Shape(chain=lasting, payload={"timestamp": int(made * 1000)})
+    with pytest.raises(VerificationError, match="ATTESTATION_TOO_OLD"):
+        appraise(old, policy(max_document_age_s=day_s))
 
 
 def test_nitrotpm_documents_have_pins_of_their_own() -> None:
