@@ -115,6 +115,18 @@ class Report:
             raise UnsupportedReport(f"unsupported feature flag {number}")
         return MODES[number]
 
+    @property
+    def switch_ids(self) -> tuple[bytes, ...]:
+        """Ids of 8 bytes, each once: the switches that a GPU's links lead to, or a switch's own. Raises WireError.
+
+        A link that leads nowhere has zeros or ones for an id and does not count.
+        """
+        value = self.opaque.get(SWITCH_PDI, b"")
+        if len(value) % 8:
+            raise WireError(_CODE, "the switch ids are not of 8 bytes each")
+        found = dict.fromkeys(value[at : at + 8] for at in range(0, len(value), 8))
+        return tuple(entry for entry in found if set(entry) not in ({0}, {0xFF}))
+
     def text(self, field: int, what: str) -> str | None:
         """An opaque field that holds text with NULs behind. Raises WireError."""
         return _text(self.opaque, field, what)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,12 +49,24 @@ class NvidiaPolicy:
         return max(self.devices, self.gpus + self.switches)
 
     def check_devices(self, log: CheckLog, devices: Sequence[AuthenticEvidence]) -> None:
-        """As many GPUs and as many switches as demanded, each counted by itself. Raises PolicyError through `log`."""
-        kinds = [dict(device.facts).get("kind") for device in devices]
+        """As many GPUs and as many switches as demanded, each counted by itself. Raises PolicyError through `log`.
+
+        Where switches are demanded, every switch that a GPU says its links lead to is among those with evidence.
+        """
+        facts = [dict(device.facts) for device in devices]
+        kinds = [fact["kind"] for fact in facts]
         for kind, wanted in (("gpu", self.gpus), ("switch", self.switches)):
             present = kinds.count(kind)
             message = f"{present} of {wanted} have evidence"
             log.require(present >= wanted, f"number of nvidia {kind}s", Rejection.DEVICE_NOT_ALLOWED, message)
+        if self.switches:
+            attested = _switch_ids(facts, "switch")
+            log.require(
+                _switch_ids(facts, "gpu") <= attested,
+                "switches of the GPUs",
+                Rejection.DEVICE_NOT_ALLOWED,
+                "a GPU's links lead to a switch without evidence",
+            )
 
     def to_table(self) -> dict[str, object]:
         table: dict[str, object] = {
@@ -113,6 +125,10 @@ def parse_policy(table: dict[str, object], where: str, report_only: bool) -> Nvi
     )
     check_nothing_left(table, where)
     return policy
+
+
+def _switch_ids(facts: Sequence[Mapping[str, str]], kind: str) -> frozenset[str]:
+    return frozenset(name for fact in facts if fact["kind"] == kind for name in fact.get("switch ids", "").split())
 
 
 def _take_counts(table: dict[str, object], where: str) -> tuple[int, int, int]:

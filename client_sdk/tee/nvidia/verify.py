@@ -72,7 +72,7 @@ class AuthenticNvidia:
             ("firmware id", _hex(self.firmware)),
             ("mode", report.mode),
             ("protected PCIe", {None: None, True: "on", False: "off"}[report.protected_pcie]),
-            ("switch ids", _hex(report.opaque.get(abi.SWITCH_PDI))),
+            ("switch ids", " ".join(entry.hex() for entry in report.switch_ids)),
         )
         return tuple((name, value) for name, value in named if value)
 

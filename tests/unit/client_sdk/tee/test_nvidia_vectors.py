@@ -266,7 +266,8 @@ def test_two_devices_are_counted_by_kind() -> None:
     files = ForeignFiles(family="nvidia", evidence=json.dumps(both).encode())
     for table, fits in (
         ("count = 2", True),
-        ("gpus = 1\nswitches = 1", True),
+        ("gpus = 1", True),
+        ("gpus = 1\nswitches = 1", False),  # the GPU's links lead to other switches
         ("gpus = 2", False),
         ("count = 3", False),
         ("gpus = 0\nswitches = 2", False),

@@ -350,6 +350,20 @@ def test_devices_are_counted_by_kind_through_the_seam(rig: Rig) -> None:
     refused(Rejection.DEVICE_NOT_ALLOWED, policy.check_devices, CheckLog(), [gpu, gpu])
 
 
+def test_the_switches_that_links_lead_to_have_to_be_the_attested_ones(rig: Rig) -> None:
+    policy = NvidiaPolicy(gpus=1, switches=1, kinds=frozenset({"gpu", "switch"}))
+    switch = rig.authenticate(device=rig.maker.device(SWITCH))
+    own, other = SWITCH.fields[abi.SWITCH_PDI], b"another!"
+
+    def gpu(*links: bytes) -> AuthenticNvidia:
+        return rig.authenticate(Report(fields={**HOPPER.fields, abi.SWITCH_PDI: b"".join(links)}))
+
+    policy.check_devices(CheckLog(), [gpu(own, own, bytes(8), b"\xff" * 8), switch])
+    error = refused(Rejection.DEVICE_NOT_ALLOWED, policy.check_devices, CheckLog(), [gpu(own, other), switch])
+    assert "without evidence" in error.message
+    refused(Rejection.MALFORMED_EVIDENCE, gpu, b"short")
+
+
 # Manifests
 
 
@@ -600,6 +614,13 @@ def test_answers_about_others_do_not_count(rig: Rig) -> None:
     other = rig.maker.device()
     answers = rig.maker.ocsp_answers([*other.chain[:2]])
     assert rig.authenticate(None, *answers).vouched.not_revoked == frozenset()
+
+
+def test_answers_that_name_certificates_by_an_unknown_hash_do_not_count(rig: Rig) -> None:
+    (answer,) = ocsp.parse(every_answer(rig)[0])
+    _, *named = answer.certificate_id
+    odd = replace(answer, certificate_id=("md5", *named))
+    assert ocsp.good(rig.authenticate().path, rig.maker.anchors.device, [odd], now=NOW) == frozenset()
 
 
 def test_malformed_answers_are_malformed(rig: Rig) -> None:
