@@ -174,18 +174,28 @@ def _check_crls(
     log: CheckLog, path: Sequence[Certificate], root: Certificate, endorsements: Endorsements, now: float
 ) -> None:
     name = "device revocation lists"
-    relevant = [
+    if not _lists_about(path, root, endorsements):
+        log.not_checked(name, "none of this chain's issuers was given")
+        return
+    with log.step(name):
+        _check_lists(path, root, endorsements, now)
+
+
+def _check_lists(path: Sequence[Certificate], root: Certificate, endorsements: Endorsements, now: float) -> None:
+    for certificate, issuer, crl in _lists_about(path, root, endorsements):
+        x509.check_not_revoked(certificate, crl, issuer, now)
+
+
+def _lists_about(
+    path: Sequence[Certificate], root: Certificate, endorsements: Endorsements
+) -> list[tuple[Certificate, Certificate, x509.Crl]]:
+    """(certificate, its issuer, a list of that issuer), by name."""
+    return [
         (certificate, issuer, crl)
         for certificate, issuer in zip(path, (*path[1:], root), strict=True)
         for crl in endorsements.crls
         if crl.issuer == issuer.subject
     ]
-    if not relevant:
-        log.not_checked(name, "none of this chain's issuers was given")
-        return
-    with log.step(name):
-        for certificate, issuer, crl in relevant:
-            x509.check_not_revoked(certificate, crl, issuer, now)
 
 
 def _check_firmware(log: CheckLog, report: abi.Report, leaf: Certificate) -> bytes | None:
@@ -205,7 +215,9 @@ def _vouch(
     manifests = []
     for number, document in enumerate(endorsements.rims, 1):
         with log.step(f"reference manifest {number} authentic"):
-            manifests.append(rim.authenticate(document, anchors.rim, now=now))
+            manifest = rim.authenticate(document, anchors.rim, now=now)
+            _check_lists(manifest.signers, anchors.rim, endorsements, now)
+            manifests.append(manifest)
     good: frozenset[bytes] = frozenset()
     if endorsements.ocsp:
         with log.step("OCSP answers given"):

@@ -633,10 +633,9 @@ def test_malformed_answers_are_malformed(rig: Rig) -> None:
 
 
 def test_a_revocation_list_given_is_judged(rig: Rig) -> None:
-    moment = datetime.datetime.fromtimestamp(NOW, datetime.UTC)
-
-    def crl(*revoked: sim.Issued) -> bytes:
-        builder = library.CertificateRevocationListBuilder().issuer_name(rig.maker.product.certificate.subject)
+    def crl(issuer: sim.Issued, *revoked: sim.Issued) -> bytes:
+        moment = datetime.datetime.fromtimestamp(NOW, datetime.UTC)
+        builder = library.CertificateRevocationListBuilder().issuer_name(issuer.certificate.subject)
         builder = builder.last_update(moment - datetime.timedelta(days=1))
         builder = builder.next_update(moment + datetime.timedelta(days=1))
         for entry in revoked:
@@ -644,12 +643,14 @@ def test_a_revocation_list_given_is_judged(rig: Rig) -> None:
             builder = builder.add_revoked_certificate(
                 library.RevokedCertificateBuilder().serial_number(number).revocation_date(moment).build()
             )
-        return builder.sign(rig.maker.product.key, hashes.SHA384()).public_bytes(Encoding.DER)
+        return builder.sign(issuer.key, hashes.SHA384()).public_bytes(Encoding.DER)
 
-    log = CheckLog()
-    rig.authenticate(None, crl(), log=log)
+    maker, log = rig.maker, CheckLog()
+    rig.authenticate(None, crl(maker.product), crl(maker.rim_ca), maker.manifest(), log=log)
     assert ("device revocation lists", "passed") in [(check.name, check.status) for check in log.checks]
-    refused(Rejection.CERTIFICATE_REVOKED, rig.authenticate, None, crl(rig.maker.provisioner))
+    refused(Rejection.CERTIFICATE_REVOKED, rig.authenticate, None, crl(maker.product, maker.provisioner))
+    beside = (maker.manifest(), crl(maker.rim_ca, maker.rim_signer))
+    refused(Rejection.CERTIFICATE_REVOKED, rig.authenticate, None, *beside)
 
 
 # The attestation service
