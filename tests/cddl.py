@@ -26,6 +26,7 @@ KINDS = (
     "channel-proof-payload",
     "insecure-evidence",
     "insecure-statement",
+    "tpm2-evidence",
     "model-identity-input",
     "engine-digest-input",
     "item-digest-input",
