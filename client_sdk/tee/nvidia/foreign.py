@@ -23,6 +23,7 @@ from client_sdk.wire.errors import WireError
 _CODE = "MALFORMED_EVIDENCE"
 _LIMIT_BYTES = 1 << 20
 _MAX_DEVICES = 64
+_MAX_STRUCTURE = 4096  # commas and opening brackets: a megabyte of empty objects is not worth reading
 _STATED = frozenset({"arch", "nonce", "driver_version", "vbios_version"})
 _SPDM_MAJOR = 0x10
 _COLLECTION = "__cmwc_t"
@@ -63,6 +64,8 @@ def _holds_leaf(file: bytes) -> bool:
 
 
 def _read_json(data: bytes) -> tuple[bytes, ...]:
+    if sum(data.count(mark) for mark in (b"{", b"[", b",")) > _MAX_STRUCTURE:
+        raise WireError(_CODE, "JSON with more parts than devices could need")
     try:
         document = json.loads(data, object_pairs_hook=_unique)
     except (ValueError, RecursionError):

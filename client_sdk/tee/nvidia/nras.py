@@ -27,6 +27,7 @@ ISSUER = "https://nras.attestation.nvidia.com"
 _CODE = "MALFORMED_ENDORSEMENT"
 _LIMIT_BYTES = 256 << 10
 _MAX_DEVICES = 64
+_MAX_STRUCTURE = 4096
 _COORDINATE_BYTES = 48
 
 
@@ -179,6 +180,8 @@ def _shown(jwt: Jwt, name: str) -> str:
 def _json(data: bytes, what: str) -> object:
     if len(data) > _LIMIT_BYTES:
         raise WireError(_CODE, f"a {what} larger than {_LIMIT_BYTES} bytes")
+    if sum(data.count(mark) for mark in (b"{", b"[", b",")) > _MAX_STRUCTURE:
+        raise WireError(_CODE, f"a {what} with more parts than tokens could need")
     try:
         return json.loads(data, object_pairs_hook=_unique)
     except (ValueError, RecursionError):

@@ -26,7 +26,7 @@ from client_sdk.tee.x509 import Certificate
 from client_sdk.wire.errors import WireError
 
 _CODE = "MALFORMED_ENDORSEMENT"
-_LIMIT_BYTES = 256 << 10
+_LIMIT_BYTES = 128 << 10
 _MAX_CERTIFICATES = 8
 _MAX_ALTERNATIVES = 256
 _DIGEST_BYTES = 48

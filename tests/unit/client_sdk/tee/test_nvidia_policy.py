@@ -186,7 +186,7 @@ def test_malformed_json_is_malformed(document: dict[str, Any]) -> None:
 
 
 def test_empty_giant_and_doubled_files_are_malformed(device: Device) -> None:
-    for data in (b"", b"\x00" * (2 << 20), b'{"evidence": "", "evidence": ""}'):
+    for data in (b"", b"\x00" * (2 << 20), b'{"evidence": "", "evidence": ""}', b"[" + b"{}," * 9999 + b"{}]"):
         with pytest.raises(WireError):
             foreign.read_items(data, [])
     assert foreign.read_items(b"\xa3anything", []) == (b"\xa3anything",)

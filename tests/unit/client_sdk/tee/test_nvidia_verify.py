@@ -744,6 +744,8 @@ def test_malformed_tokens_and_keys_are_malformed() -> None:
         b'[["JWT", "?.?.?"], {"a": "b"}]',
         b'[["JWT", "x"], {"a": 1, "a": 2}]',
         b" " * (300 << 10),
+        b"[" + b"{}," * 9999 + b"{}]",
+        b"[" * 1000,
     ):
         with pytest.raises(WireError):
             nras.authenticate(token, None, now=NOW)
