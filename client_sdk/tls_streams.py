@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import errno
+import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +26,7 @@ from client_sdk.tls import TlsFailure, TlsSession
 READ_BYTES = 65_536
 WRITE_BYTES = 65_536
 PLAINTEXT_BYTES = 16_384
+HANG_UP_CHECK_S = 0.5
 
 
 class _Arrived(enum.Enum):
@@ -40,6 +44,43 @@ def mapped_errors(timed_out: type[Exception], failed: type[Exception]) -> Genera
         raise timed_out(str(error) or "timed out") from error
     except OSError as error:
         raise failed(str(error)) from error
+
+
+# A vsock whose peer has closed never becomes writable while something of the peer is unread (vsock_poll, Linux 6.1): a
+# client that is still sending when an early answer comes would wait for ever. TCP fails its `send` there.
+
+
+def _send_all(sock: socket.socket, data: bytes, timeout: float | None) -> None:
+    """`sock.sendall` for a vsock, within `timeout` seconds. Raises BrokenPipeError once the peer has hung up."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    poller = select.poll()
+    poller.register(sock, select.POLLOUT | select.POLLRDHUP)
+    sock.settimeout(0)
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[sock.send(view) :]
+        except BlockingIOError:
+            left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+            events = poller.poll(left_ms)
+            if not events:
+                raise TimeoutError("the server does not read") from None
+            if not events[0][1] & select.POLLOUT:
+                raise BrokenPipeError(errno.EPIPE, "the server hung up") from None
+
+
+async def _unless_hung_up(sock: socket.socket, sending: asyncio.Future[None]) -> None:
+    """Wait for `sending`; see _send_all."""
+    poller = select.poll()
+    poller.register(sock, select.POLLRDHUP)
+    try:
+        while not sending.done():
+            await asyncio.wait((sending,), timeout=HANG_UP_CHECK_S)
+            if not sending.done() and poller.poll(0):
+                raise BrokenPipeError(errno.EPIPE, "the server hung up")
+    finally:
+        sending.cancel()
+    sending.result()
 
 
 class _ResponseWatch:
@@ -88,6 +129,7 @@ class _TlsConnection:
         self._lock = threading.Lock()
         self._turned = True
         self._watch: _ResponseWatch | None = None
+        self._is_vsock = sock.family == getattr(socket, "AF_VSOCK", None)
         self.authority = authority
         self.attestation: object | None = None
         self.request_bytes_sent = 0
@@ -231,7 +273,10 @@ class TlsStream(_TlsConnection, httpcore.NetworkStream):
         pending = self._session.outgoing()
         if pending:
             self._sock.settimeout(timeout)
-            self._sock.sendall(pending)
+            if self._is_vsock:
+                _send_all(self._sock, pending, timeout)
+            else:
+                self._sock.sendall(pending)
 
 
 class AsyncTlsStream(_TlsConnection, httpcore.AsyncNetworkStream):
@@ -275,5 +320,10 @@ class AsyncTlsStream(_TlsConnection, httpcore.AsyncNetworkStream):
 
     async def _flush(self) -> None:
         pending = self._session.outgoing()
-        if pending:
-            await asyncio.get_running_loop().sock_sendall(self._sock, pending)
+        if not pending:
+            return
+        sending = asyncio.get_running_loop().sock_sendall(self._sock, pending)
+        if self._is_vsock:
+            await _unless_hung_up(self._sock, asyncio.ensure_future(sending))
+        else:
+            await sending

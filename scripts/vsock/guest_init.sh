@@ -1,0 +1,22 @@
+#!/bin/sh
+# The first and only program of the guest: real AF_VSOCK over loopback, a few temporary file systems, one command, the end.
+# The root is the host's own, read only, so the checkout and its virtual environment are where they are on the host.
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /var/tmp
+grep -q ' /dev devtmpfs ' /proc/mounts || mount -t devtmpfs dev /dev
+modules=/usr/lib/uml/modules/$(uname -r)/kernel/net/vmw_vsock
+for module in vsock vmw_vsock_virtio_transport_common vsock_loopback; do
+  insmod "$modules/$module.ko" || echo "GUEST: cannot load $module"
+done
+ip link set lo up
+
+argument() { sed -n "s/.*\b$1=\([^ ]*\).*/\1/p" /proc/cmdline; }
+cd "$(argument checkout)" || busybox poweroff -f
+env -i PATH="$PATH" LANG=C.UTF-8 HOME=/run TMPDIR=/run PYTHONDONTWRITEBYTECODE=1 VSOCK_TEST_GUEST=1 \
+  XDG_DATA_HOME="$(argument data)" \
+  .venv/bin/python -m pytest -p no:cacheprovider --basetemp=/run/tests tests/vsock
+echo "GUEST-RC=$?"
+busybox poweroff -f
