@@ -401,7 +401,8 @@ def _evidence_facts(evidence: list[AuthenticEvidence]) -> tuple[Fact, ...]:
 
 
 def _claims_trust(prior: AttestationResult) -> Trust:
-    return "self-asserted" if prior.family == FAMILY_INSECURE else "hardware-signed"
+    """Who stood behind the claims when their evidence was verified: a TPM's key is no hardware vendor's."""
+    return next(fact.trust for fact in prior.facts if fact.name == "family")
 
 
 def _result(log: CheckLog, accepted: _Accepted, question: _Question) -> AttestationResult:

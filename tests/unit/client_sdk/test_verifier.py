@@ -18,7 +18,7 @@ from client_sdk.errors import (
     Rejection,
     VerificationError,
 )
-from client_sdk.policy import Policy
+from client_sdk.policy import Policy, parse_families
 from client_sdk.tee.insecure import abi
 from client_sdk.verifier import AttestationResult, ChannelFacts, Prior, appraise, appraise_continued
 from client_sdk.wire import cbor, cose, digests, names
@@ -418,6 +418,16 @@ def test_one_fault_in_a_continued_answer(code: Rejection, fault: Callable[[Conti
         c.appraise()
     assert caught.value.code == code
     assert caught.value.checks[-1].status == "failed"
+
+
+def test_a_continued_result_trusts_no_more_than_the_evidence_it_stands_on() -> None:
+    c = Continued()
+    assert {fact.trust for fact in c.appraise().facts if fact.name in ("family", "mode")} == {"self-asserted"}
+    table = {"ak_pins": ["11" * 32], "pcr_sets": [dict.fromkeys("02479", "11" * 32)]}
+    c.policy = policy_for(c.first.appliance, families=parse_families({"tpm2": table}, report_only=False))
+    facts = tuple(replace(fact, trust="key-signed") for fact in c.prior.facts)
+    c.prior = replace(c.prior, family="tpm2", facts=facts)
+    assert {fact.trust for fact in c.appraise().facts if fact.name in ("family", "mode")} == {"key-signed"}
 
 
 def test_continued_result_has_the_new_binder_and_the_evidence_age() -> None:
