@@ -54,6 +54,15 @@ def mutated(seed: bytes, draw: random.Random) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.parametrize("family", SEEDS)
+def test_evidence_of_another_family_is_a_typed_error(family: str) -> None:
+    others = [path for path in sorted(FOLDER.rglob("*")) if path.is_file() and not path.match(f"*{family}/*.cbor")]
+    assert len(others) > 10
+    for path in others:
+        with pytest.raises(WireError):
+            FAMILIES[family].parse_evidence(path.read_bytes())
+
+
 def judge(family: str, content: bytes, policy: FamilyPolicy) -> None:
     authentic = FAMILIES[family].parse_evidence(content).authenticate(CheckLog(), Endorsements(), now=NOW)
     authentic.appraise(CheckLog(), policy, now=NOW)
