@@ -5,6 +5,7 @@ Everything that can refuse the start does so here, before any listener exists.
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -28,10 +29,14 @@ from appliance.keys import KeyRing
 from appliance.metrics import Metrics
 from appliance.models.progress import Fractions
 from appliance.models.store import ModelStore
+from appliance.receipts.air import FAMILIES as AIR_FAMILIES
+from appliance.receipts.air import AirIssuer
 from appliance.receipts.claims import InstanceFacts, Served
 from appliance.receipts.issuer import Issuer
 from appliance.service import ServedModel, Service, ServiceLimits, Surroundings
 from client_sdk.wire import digests
+
+_AIR_TEXT_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +75,9 @@ async def boot(config: Config, host: Host, attester: Attester, progress: Fractio
         keys = make_keys(around.random_bytes)
         devices = choose_devices(config.attestation)
         models = await _load_models(config, host, progress, stack)
-        service = _service(config, keys, attester, models, around)
-        responder = _responder(config, keys, (attester, devices), models, around)
+        air = _air(config, keys, attester) if config.receipts.air else None
+        service = _service(config, keys, attester, models, (around, air))
+        responder = _responder(config, keys, (attester, devices), models, (around, air))
         stack.callback(responder.close)
         rotator = CertificateRotator(
             keys.tls,
@@ -141,8 +147,9 @@ def _service(
     keys: InstanceKeys,
     attester: Attester,
     models: Mapping[str, ServedModel],
-    around: Surroundings,
+    beside: tuple[Surroundings, AirIssuer | None],
 ) -> Service:
+    around, air = beside
     issuer = Issuer(
         receipt_public=keys.receipt.public_key().public_bytes_raw(),
         sign=keys.receipt.sign,
@@ -162,6 +169,23 @@ def _service(
             stream_padding_bytes=config.server.stream_padding_bytes,
         ),
         metrics=Metrics(),
+        air=air,
+    )
+
+
+def _air(config: Config, keys: InstanceKeys, attester: Attester) -> AirIssuer:
+    """Raises BootError where AIR has no layout for what this appliance would have to say."""
+    if attester.family not in AIR_FAMILIES:
+        known = " and ".join(sorted(AIR_FAMILIES))
+        raise BootError(f"receipts.air: AIR has no layout for {attester.family!r}, only for {known}")
+    for what, text in (("server.issuer", config.server.issuer), *(("a model's name", m.name) for m in config.models)):
+        if not 1 <= len(text.encode()) <= _AIR_TEXT_BYTES:
+            raise BootError(f"receipts.air: {what} has 1 to {_AIR_TEXT_BYTES} bytes in an AIR receipt")
+    return AirIssuer(
+        iss=config.server.issuer,
+        policy_version=f"config-{config.digest().hex()}",
+        sign=keys.air.sign,
+        memory_mb=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     )
 
 
@@ -189,9 +213,9 @@ def _responder(
     keys: InstanceKeys,
     attesters: tuple[Attester, Sequence[DeviceAttester]],
     models: Mapping[str, ServedModel],
-    around: Surroundings,
+    beside: tuple[Surroundings, AirIssuer | None],
 ) -> Responder:
-    attester, devices = attesters
+    (attester, devices), (around, air) = attesters, beside
     statement = Statement(
         receipt_key=keys.receipt_cose,
         channel_key=keys.channel_cose,
@@ -200,6 +224,7 @@ def _responder(
         models={name: model.served.model.identity for name, model in models.items()},
         mode=attester.mode,
         instance=keys.instance,
+        air_key=None if air is None else keys.air_cose,
     )
     per_s = config.attestation.quotes_per_s or _measured_rate(attester, devices, around)
     return Responder(
@@ -216,6 +241,7 @@ def _responder(
             monotonic=around.monotonic,
         ),
         max_continued_s=config.attestation.max_continued_s,
+        on_evidence=None if air is None else air.remember,
     )
 
 

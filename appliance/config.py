@@ -127,7 +127,10 @@ class KeysConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptsConfig:
+    """`air`: issue receipts of the AIR profile beside ours, on Intel TDX and AWS Nitro (docs/air.md)."""
+
     stored_per_identity: int = _setting(1024, low=1, high=1 << 20)
+    air: bool = _setting(False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +321,7 @@ def _from_text(section_name: str, key: str, text: str, variable: str) -> object:
         str: str,
         int: lambda text: _number(int, text),
         float: lambda text: _number(float, text),
+        bool: _flag,
     }
     try:
         if get_origin(kind) is tuple:
@@ -388,6 +392,13 @@ def _checked(value: object, kind: Any, metadata: Mapping[str, Any], where: str) 
         unit = " bytes" if isinstance(value, str) else ""
         raise BootError(f"{where} must lie between {low} and {high}{unit}")
     return value
+
+
+def _flag(text: str) -> bool:
+    """Raises ValueError for anything but true and false."""
+    if text not in ("true", "false"):
+        raise ValueError("true or false")
+    return text == "true"
 
 
 def _is_unicode(text: str) -> bool:

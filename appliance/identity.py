@@ -15,12 +15,16 @@ from client_sdk.wire import cose, names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceKeys:
-    """`tls` signs handshakes, `channel` channel proofs, `receipt` receipts and checkpoints; `sealing` opens HPKE."""
+    """`tls` signs handshakes, `channel` channel proofs, `receipt` receipts and checkpoints; `sealing` opens HPKE.
+
+    `air` signs AIR receipts and nothing else, where they are switched on.
+    """
 
     tls: EllipticCurvePrivateKey
     channel: Ed25519PrivateKey
     receipt: Ed25519PrivateKey
     sealing: X25519PrivateKey
+    air: Ed25519PrivateKey
     instance: bytes
 
     @property
@@ -30,6 +34,10 @@ class InstanceKeys:
     @property
     def receipt_cose(self) -> bytes:
         return cose.okp_key(self.receipt.public_key().public_bytes_raw(), curve=names.CURVE_ED25519)
+
+    @property
+    def air_cose(self) -> bytes:
+        return cose.okp_key(self.air.public_key().public_bytes_raw(), curve=names.CURVE_ED25519)
 
     @property
     def sealing_cose(self) -> bytes:
@@ -43,5 +51,6 @@ def make_keys(random_bytes: Callable[[int], bytes]) -> InstanceKeys:
         channel=Ed25519PrivateKey.from_private_bytes(random_bytes(32)),
         receipt=Ed25519PrivateKey.from_private_bytes(random_bytes(32)),
         sealing=X25519PrivateKey.from_private_bytes(random_bytes(32)),
+        air=Ed25519PrivateKey.from_private_bytes(random_bytes(32)),
         instance=random_bytes(16),
     )

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from appliance import decoding
 from appliance.engine.base import Engine
-from appliance.engine.types import Delta, Finished, GenerationJob, PromptReady, SamplingParams
-from appliance.errors import ApplianceError, BadRequest, InternalError, NotFound, Overloaded, Unavailable
-from appliance.exchange import Call, Dialect, Exchange, Heading, Usage
+from appliance.engine.types import Delta, EngineEvent, Finished, PromptReady, SamplingParams
+from appliance.errors import ApplianceError, InternalError, NotFound, Overloaded, Unavailable
+from appliance.exchange import Call, Choice, Dialect, Exchange, Heading, Usage
 from appliance.interrupts import ClientGone, EventReader, Interrupts
 from appliance.metrics import Metrics
+from appliance.receipts.air import AirIssuer, AirRecord
 from appliance.receipts.claims import Evaluation, Outcome, Record, Served
 from appliance.receipts.issuer import Issuer
-from appliance.receipts.transcript import (
-    OutputTranscript,
-    StreamTranscript,
-    Subject,
-    prompt_facts,
-    request_facts,
-)
+from appliance.receipts.transcript import StreamTranscript, Subject, prompt_facts, request_facts
 from appliance.streaming import StreamWriter
-from client_sdk.wire import cbor, names
+from client_sdk.wire import names
 from client_sdk.wire.stream import encode_base64url
 
 
@@ -49,9 +44,12 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLimits:
+    """`deterministic` is in force where a request says nothing about it."""
+
     max_active: int
     max_request_s: float
     stream_padding_bytes: int
+    deterministic: bool = False
 
 
 class Answer:
@@ -68,14 +66,16 @@ class Answer:
         self.exchange = exchange
         self.subject = subject
         self.heading = Heading(identifier=subject.cti.hex(), created=subject.iat, model="")
-        self.output = OutputTranscript()
+        self.choices: tuple[Choice, ...] = ()
         self.served: Served | None = None
         self.evaluation: Evaluation | None = None
         self.writer: StreamWriter | None = None
+        self._execution: list[Mapping[str, object]] = []
         self._issuer = issuer
         self._fallback = fallback
         self._ended = ended
         self.receipt: bytes | None = None
+        self.started = 0.0
         self.status = ""
         issuer.store.expect(subject.cti, exchange.scope.store_key)
 
@@ -120,6 +120,32 @@ class Answer:
         self.receipt = self._issuer.issue(record, exchange.scope)
         return self.receipt
 
+    def begin(self, call: Call, sampling: SamplingParams, ready: Mapping[int, PromptReady]) -> None:
+        """The engine has taken every prompt: from now on the receipt speaks of an evaluation."""
+        self.choices = tuple(Choice(index, measured=sampling.logprobs is not None) for index in range(len(ready)))
+        self._execution = [ready[index].execution for index in range(len(ready))]
+        prompts = [ready[index] for index in range(0, len(ready), call.n)]
+        self.evaluation = Evaluation(
+            prompt=prompt_facts(self.subject, [(prompt.prompt_text, prompt.token_ids) for prompt in prompts]),
+            decoding=decoding.claim(self.subject, call, sampling, min(each.max_tokens for each in ready.values())),
+            outputs=tuple(choice.output for choice in self.choices),
+            execution=decoding.execution(self._execution),
+        )
+
+    def end(self, choice: Choice, event: Finished) -> None:
+        """One choice has ended; what only its end knows about its path is known now."""
+        choice.output.finish = event.reason
+        if event.execution and self.evaluation is not None:
+            self._execution[choice.index] = {**self._execution[choice.index], **event.execution}
+            self.evaluation = replace(self.evaluation, execution=decoding.execution(self._execution))
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.evaluation.prompt.count if self.evaluation else 0,
+            completion_tokens=sum(choice.output.count for choice in self.choices),
+        )
+
     @property
     def head(self) -> dict[str, str]:
         return {names.HEADER_RECEIPT_ID: self.subject.cti.hex()}
@@ -136,7 +162,9 @@ class Service:
         surroundings: Surroundings,
         limits: ServiceLimits,
         metrics: Metrics,
+        air: AirIssuer | None = None,
     ) -> None:
+        self._air = air
         self.models = models
         self.issuer = issuer
         self.metrics = metrics
@@ -194,6 +222,7 @@ class Service:
         )
         fallback = next(iter(self.models.values())).served
         with self._place(), Answer(exchange, subject, self.issuer, fallback, self._count) as answer:
+            answer.started = around.monotonic()
             try:
                 await self._answer(answer, dialect)
             except ApplianceError as error:
@@ -221,96 +250,70 @@ class Service:
             model=model.name,
             include_usage=call.include_usage,
         )
-        job = self._job(answer.subject, call)
-        reader = EventReader(model.engine.generate(job), interrupts)
+        drawn = int.from_bytes(around.random_bytes(4), "big") >> 1
+        sampling = decoding.resolve(call.wanted, drawn_seed=drawn, deterministic=self._limits.deterministic)
+        jobs = decoding.jobs(answer.subject, call, sampling)
+        reader = EventReader((model.engine.generate(job) for job in jobs), interrupts)
         try:
-            prompt_tokens = await self._begin(answer, call, job, reader)
+            answer.begin(call, sampling, await self._prompts(call, reader))
             if call.stream:
-                await self._stream(answer, dialect, reader, prompt_tokens)
+                await self._stream(answer, dialect, reader)
             else:
-                await self._whole(answer, dialect, reader, prompt_tokens)
+                await self._whole(answer, dialect, reader)
         finally:
             await reader.aclose()
 
-    def _job(self, subject: Subject, call: Call) -> GenerationJob:
-        """Defaults applied and the seed resolved: from here on nothing is left open."""
-        drawn = int.from_bytes(self._surroundings.random_bytes(4), "big") >> 1
-        return GenerationJob(
-            job_id=subject.cti,
-            prompt=call.prompt,
-            sampling=SamplingParams(
-                temperature=1.0 if call.temperature is None else call.temperature,
-                top_p=1.0 if call.top_p is None else call.top_p,
-                top_k=0 if call.top_k is None else call.top_k,
-                seed=drawn if call.seed is None else call.seed,
-                max_tokens=call.max_tokens,
-                stop=call.stop,
-            ),
-            template_date=datetime.datetime.fromtimestamp(subject.iat, datetime.UTC).date().isoformat(),
-        )
+    @staticmethod
+    async def _prompts(call: Call, reader: EventReader) -> Mapping[int, PromptReady]:
+        """Wait until the engine has accepted every prompt: what is refused is refused before anything was sent."""
+        ready: dict[int, PromptReady] = {}
+        early: list[tuple[int, EngineEvent]] = []
+        while len(ready) < len(call.prompts) * call.n:
+            arrived = await reader.next()
+            assert arrived is not None, "a wait without a limit ends with an event"
+            index, event = arrived
+            if isinstance(event, PromptReady):
+                decoding.check_room(call, event)
+                ready[index] = event
+            else:
+                early.append(arrived)
+        reader.unread(early)
+        return ready
 
-    async def _begin(self, answer: Answer, call: Call, job: GenerationJob, reader: EventReader) -> int:
-        """Wait until the engine has accepted the prompt; returns its length in tokens."""
-        ready = await reader.next()
-        assert isinstance(ready, PromptReady), "the engine's first event is PromptReady"
-        prompt_tokens = len(ready.token_ids) // 4
-        if call.max_tokens is not None and ready.max_tokens < call.max_tokens:
-            raise BadRequest(
-                "context_length_exceeded",
-                f"The prompt has {prompt_tokens} tokens, which leaves room for {ready.max_tokens}; "
-                f"{call.max_tokens} were asked for.",
-                param=call.max_tokens_field,
-            )
-        sampling, commit = job.sampling, answer.subject.commit
-        stop = commit(names.LABEL_STOP, cbor.encode(list(sampling.stop))) if sampling.stop else None
-        answer.evaluation = Evaluation(
-            prompt=prompt_facts(answer.subject, text=ready.prompt_text, token_ids=ready.token_ids),
-            decoding={
-                "temperature": float(sampling.temperature),
-                "top_p": float(sampling.top_p),
-                "top_k": sampling.top_k,
-                "seed": sampling.seed,
-                "max_tokens": ready.max_tokens,
-                "n": 1,
-                "stop": stop,
-            },
-            outputs=(answer.output,),
-            execution=ready.execution,
-        )
-        return prompt_tokens
-
-    async def _whole(self, answer: Answer, dialect: Dialect, reader: EventReader, prompt_tokens: int) -> None:
-        output = answer.output
-        while output.finish is None:
+    async def _whole(self, answer: Answer, dialect: Dialect, reader: EventReader) -> None:
+        running = len(answer.choices)
+        while running:
             match await reader.next():
-                case Delta(text=text, token_ids=token_ids):
-                    output.add(text, token_ids)
-                case Finished(reason=reason):
-                    output.finish = reason
-        usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=output.count)
-        body = dialect.whole(answer.heading, output.text, output.finish, usage)
+                case index, Delta() as delta:
+                    answer.choices[index].take(delta.text, delta.token_ids, delta.logprobs)
+                case index, Finished() as finished:
+                    answer.end(answer.choices[index], finished)
+                    running -= 1
+        body = dialect.whole(answer.heading, answer.choices, answer.usage)
         await self._send_whole(answer, names.STATUS_COMPLETE, 200, body, {})
 
-    async def _stream(self, answer: Answer, dialect: Dialect, reader: EventReader, prompt_tokens: int) -> None:
-        exchange, output, heading = answer.exchange, answer.output, answer.heading
+    async def _stream(self, answer: Answer, dialect: Dialect, reader: EventReader) -> None:
+        exchange, choices, heading = answer.exchange, answer.choices, answer.heading
         writer = self._open_stream(answer)
         await exchange.send_head(answer.head)
-        opening = dialect.opening(heading)
+        opening = dialect.opening(heading, choices)
         if opening:
             await writer.frames(*opening)
-        while output.finish is None:
+        running = len(choices)
+        while running:
             match await reader.next(writer.transcript.checkpoint_wait_s):
                 case None:
                     if writer.transcript.checkpoint_due:
                         await writer.checkpoint()
-                case Delta(text=text, token_ids=token_ids):
-                    output.add(text, token_ids)
-                    if text:
-                        await writer.frames(dialect.delta(heading, text))
-                case Finished(reason=reason):
-                    output.finish = reason
-        usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=output.count)
-        await writer.frames(*dialect.closing(heading, output.finish, usage))
+                case index, Delta() as delta:
+                    piece = choices[index].take(delta.text, delta.token_ids, delta.logprobs)
+                    if piece is not None:
+                        await writer.frames(dialect.delta(heading, choices[index], piece))
+                case index, Finished() as finished:
+                    answer.end(choices[index], finished)
+                    running -= 1
+                    frames = (dialect.finish(heading, choices[index]),)
+                    await writer.frames(*frames, *(() if running else dialect.closing(heading, answer.usage)))
         await writer.last(answer.issue(answer.outcome(names.STATUS_COMPLETE, 200, b"")), done=True)
         await exchange.send_end(close=False)
 
@@ -345,12 +348,30 @@ class Service:
         encoded = encode_base64url(receipt)
         if len(encoded) <= names.LIMIT_RECEIPT_HEADER_BYTES:
             head[names.HEADER_EXECUTION_RECEIPT] = encoded.decode()
+        if self._air is not None and status == names.STATUS_COMPLETE and answer.served is not None:
+            self._add_air(self._air, answer, answer.served, body, head)
         await answer.exchange.send_whole(http_status, head, body)
 
+    def _add_air(self, issuer: AirIssuer, answer: Answer, served: Served, body: bytes, head: dict[str, str]) -> None:
+        """The AIR receipt of a whole answer, in a header of its own."""
+        receipt = issuer.issue(
+            AirRecord(
+                subject=answer.subject,
+                model=served.model,
+                request=answer.exchange.received,
+                response=body,
+                took_ms=int(1000 * (self._surroundings.monotonic() - answer.started)),
+                finished_at=int(self._surroundings.clock()),
+            )
+        )
+        if receipt is not None:
+            head[names.HEADER_AIR_RECEIPT] = encode_base64url(receipt).decode()
+
     def _count(self, answer: Answer) -> None:
-        evaluation = answer.evaluation
-        prompt_tokens = evaluation.prompt.count if evaluation else 0
-        self.metrics.count_answer(answer.status, prompt_tokens=prompt_tokens, output_tokens=answer.output.count)
+        usage = answer.usage
+        self.metrics.count_answer(
+            answer.status, prompt_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens
+        )
 
     def _stop_signal(self) -> asyncio.Future[None]:
         if self._stopping is None:

@@ -13,7 +13,13 @@ from appliance.attestation.connection import ChannelState
 from appliance.attestation.limiter import QuoteLimiter
 from appliance.errors import AttestationUnavailable
 from client_sdk.wire import cose, digests, names
-from client_sdk.wire.attestation import AttestationBundle, AttestationClaims, AttestationRequest, ChannelProof
+from client_sdk.wire.attestation import (
+    AttestationBundle,
+    AttestationClaims,
+    AttestationRequest,
+    ChannelProof,
+    EvidenceItem,
+)
 
 _MAX_REMEMBERED = 4096
 _QUOTE_TIMEOUT_S = 30.0
@@ -38,13 +44,18 @@ class Statement:
     models: Mapping[str, bytes]
     mode: str
     instance: bytes
+    air_key: bytes | None = None
+
+
+OnEvidence = Callable[[bytes, Sequence[EvidenceItem]], None]
 
 
 class Responder:
     """Makes full and continued attestations. `clock` is Unix seconds, `monotonic` seconds since any moment.
 
     One quote at a time, off the event loop, for `quote_timeout_s` at most: hardware takes 6 ms to over a second and
-    answers one caller at a time.
+    answers one caller at a time. `on_evidence` is told the digest of claims and the evidence that was made for them,
+    before they are in force.
     """
 
     def __init__(
@@ -59,7 +70,9 @@ class Responder:
         max_continued_s: int,
         devices: Sequence[DeviceAttester] = (),
         quote_timeout_s: float = _QUOTE_TIMEOUT_S,
+        on_evidence: OnEvidence | None = None,
     ) -> None:
+        self._on_evidence = on_evidence
         self._attester = attester
         self._devices = tuple(devices)
         self._quote_timeout_s = quote_timeout_s
@@ -86,6 +99,8 @@ class Responder:
         bundle = await self._collect(request.nonce, spki, binder, channel.peer)
         assert bundle.claims is not None
         digest = digests.sha256(bundle.claims)
+        if self._on_evidence is not None:
+            self._on_evidence(digest, bundle.evidence)
         self._remember(digest)
         channel.in_force = InForce(attestation=digest, binder=binder)
         return bundle
@@ -139,6 +154,7 @@ class Responder:
             receipt_key=said.receipt_key,
             channel_key=said.channel_key,
             sealing_key=said.sealing_key,
+            air_key=said.air_key,
             config=said.config,
             models=said.models,
             devices=devices,

@@ -68,6 +68,9 @@ LABEL_RESPONSE: Final = "response"
 LABEL_PROMPT_TEXT: Final = "prompt-text"
 LABEL_PROMPT_TOKENS: Final = "prompt-tokens"
 LABEL_STOP: Final = "stop"
+LABEL_TOOLS: Final = "tools"
+LABEL_RESPONSE_FORMAT: Final = "response-format"
+LABEL_LOGIT_BIAS: Final = "logit-bias"
 
 
 def label_output_text(choice: int) -> str:
@@ -90,6 +93,7 @@ PATH_RECEIPTS: Final = "/v1/receipts/"
 HEADER_INFERENCE_NONCE: Final = "x-inference-nonce"
 HEADER_RECEIPT_ID: Final = "x-receipt-id"
 HEADER_EXECUTION_RECEIPT: Final = "x-execution-receipt"
+HEADER_AIR_RECEIPT: Final = "x-air-receipt"
 MEDIA_CBOR: Final = "application/cbor"
 MEDIA_COSE: Final = "application/cose"
 MEDIA_JSON: Final = "application/json"

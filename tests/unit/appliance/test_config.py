@@ -40,7 +40,8 @@ def variable(section: str, key: str) -> str:
 
 def kind_of(section: str, key: str) -> str:
     kind = hints(section)[key]
-    return {str: "text", int: "integer", float: "number"}.get(kind, "list" if "tuple" in str(kind) else "auto")
+    kinds = {str: "text", int: "integer", float: "number", bool: "flag"}
+    return kinds.get(kind, "list" if "tuple" in str(kind) else "auto")
 
 
 JUNK_IN_FILE = {
@@ -48,9 +49,11 @@ JUNK_IN_FILE = {
     "integer": ['"ten"', "true", "1.0", "nan", "[1]", "-99999999", "99999999999999999999"],
     "number": ['"ten"', "true", "nan", "inf", "-inf", "[1.0]", "-1e9", "1e300"],
     "list": ['"one"', "[1]", "[true]", '[""]', "{}"],
+    "flag": ["1", "0", '"true"', "[]"],
     "auto": ['"Auto"', '"ten"', "true", "1.5", "0", "-1"],
 }
 JUNK_IN_ENVIRONMENT = {
+    "flag": ["", "1", "True", "yes"],
     "text": ["\udcff"],
     "integer": ["", "ten", "1.5", " 12", "1_0", "0x10", "true", "١٢", "nan", "-99999999", "9" * 5000],
     "number": ["", "ten", " 1.5", "1_0", "nan", "inf", "-inf", "infinity", "true", "1e300"],
@@ -132,6 +135,11 @@ def test_precedence_is_default_file_environment_command_line() -> None:
     assert load(text, environ=environ, overrides=overrides).server.listen == ("127.0.0.1:1",)
 
 
+def test_a_flag_of_the_environment() -> None:
+    assert load("[receipts]\nair = false\n", environ={"APPLIANCE_RECEIPTS_AIR": "true"}).receipts.air is True
+    assert load("[receipts]\nair = true\n", environ={"APPLIANCE_RECEIPTS_AIR": "false"}).receipts.air is False
+
+
 def test_a_bad_layer_is_refused_even_where_a_later_one_would_win() -> None:
     with pytest.raises(BootError, match=r"configuration file: server\.issuer"):
         load("[server]\nissuer = 1\n", environ={"APPLIANCE_SERVER_ISSUER": "fine"})
@@ -157,7 +165,7 @@ def value_of(section: str, key: str) -> st.SearchStrategy[Any]:
         return st.lists(anywhere, min_size=key == "listen", max_size=3).map(tuple)
     if (section, key) == ("vsock", "allowed_cids"):
         return st.lists(st.one_of(st.just("host"), st.integers(1, 2**32 - 2).map(str)), max_size=3).map(tuple)
-    if (section, key) == ("server", "issuer"):
+    if (section, key) in (("server", "issuer"), ("attestation", "tpm2_tcti")):
         return TEXT.filter(bool)
     metadata = next(entry.metadata for entry in fields(SECTIONS[section]) if entry.name == key)
     low, high = metadata["low"], metadata["high"]
@@ -166,6 +174,7 @@ def value_of(section: str, key: str) -> st.SearchStrategy[Any]:
         "integer": st.integers(low, high) if low is not None else TEXT,
         "number": st.floats(low, high) if low is not None else TEXT,
         "list": st.lists(TEXT.filter(bool), max_size=3).map(tuple),
+        "flag": st.booleans(),
         "auto": st.one_of(st.just("auto"), st.integers(1, 1024)),
     }
     return numbers[kind_of(section, key)]
@@ -289,7 +298,7 @@ def test_who_may_connect_over_vsock() -> None:
 
 
 def test_sections_and_kinds_are_complete() -> None:
-    assert {kind_of(*setting) for setting in SETTINGS} == {"text", "integer", "number", "list", "auto"}
+    assert {kind_of(*setting) for setting in SETTINGS} == {"text", "integer", "number", "list", "flag", "auto"}
     for section, key in SETTINGS:
         metadata = next(entry.metadata for entry in fields(SECTIONS[section]) if entry.name == key)
         if kind_of(section, key) in {"integer", "number", "auto"}:

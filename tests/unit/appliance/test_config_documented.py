@@ -42,7 +42,13 @@ def settings() -> Iterator[tuple[str, type, Any]]:
 
 
 def test_every_setting_is_documented_as_it_is() -> None:
-    names: dict[Any, str] = {str: "text", int: "integer", float: "number", tuple[str, ...]: "list of texts"}
+    names: dict[Any, str] = {
+        str: "text",
+        int: "integer",
+        float: "number",
+        bool: "true/false",
+        tuple[str, ...]: "list of texts",
+    }
     expected = []
     for name, kind, entry in settings():
         low, high = entry.metadata["low"], entry.metadata["high"]
