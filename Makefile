@@ -69,6 +69,11 @@ serve: venv ## an appliance on this machine to play with (LISTEN=host:port MODEL
 test: $(VENV)/.installed-test ## run all tests
 	@$(PY) -m pytest
 
+.PHONY: vsock-test
+vsock-test: $(VENV)/.installed-test ## attest, ask and stream over real AF_VSOCK, in a guest that boots in two seconds
+	@$(PY) -m appliance models pull smollm2-135m-instruct
+	@scripts/vsock/run_guest.sh
+
 .PHONY: check
 check: $(VENV)/.installed-test ## formatting, lint, types, import rules
 	@$(VENV)/bin/ruff format --check .

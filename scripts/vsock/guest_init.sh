@@ -17,6 +17,6 @@ argument() { sed -n "s/.*\b$1=\([^ ]*\).*/\1/p" /proc/cmdline; }
 cd "$(argument checkout)" || busybox poweroff -f
 env -i PATH="$PATH" LANG=C.UTF-8 HOME=/run TMPDIR=/run PYTHONDONTWRITEBYTECODE=1 VSOCK_TEST_GUEST=1 \
   XDG_DATA_HOME="$(argument data)" \
-  .venv/bin/python -m pytest -p no:cacheprovider --basetemp=/run/tests tests/vsock
+  .venv/bin/python -m pytest -p no:cacheprovider --basetemp=/run/tests --color=no --durations=5 tests/vsock
 echo "GUEST-RC=$?"
 busybox poweroff -f

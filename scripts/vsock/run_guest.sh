@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs tests/vsock over real AF_VSOCK: in a User Mode Linux guest, which boots in two seconds and needs neither KVM nor a
-# device of the host. Installs what it needs where that is possible. Exit status 77: it is not possible here.
+# device of the host. Installs what it needs where that is possible. Exit status 77: it is not possible here; 0 instead
+# where VSOCK_TEST_MAY_SKIP=1 says that this may be.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 packages=(user-mode-linux kmod iproute2 busybox-static)
@@ -8,6 +9,7 @@ packages=(user-mode-linux kmod iproute2 busybox-static)
 skip() {
   printf '\n%s\n%s\n\n' "SKIPPED: no test ran over real AF_VSOCK: $1" \
     "The same tests ran over unix sockets and an emulated hybrid vsock only." >&2
+  [[ ${VSOCK_TEST_MAY_SKIP:-} == 1 ]] && exit 0
   exit 77
 }
 
