@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -25,10 +27,12 @@ from client_sdk.console import (
     print_outcome,
 )
 from client_sdk.errors import ApplianceError, SdkError
+from client_sdk.wire.names import STATUS_COMPLETE
 
 if TYPE_CHECKING:
     from client_sdk.judge import VerifiedAnswer
     from client_sdk.receipts import VerifiedReceipt
+    from client_sdk.saved import VerifiedSavedAnswer
     from client_sdk.verifier import AttestationResult
 
 EPILOG = """\b
@@ -36,7 +40,8 @@ Exit status:
   0   accepted
   10  rejected (in a stream: after the last verified text)
   20  undecided: no verdict, network trouble, or an error from the appliance;
-      a refusal with a verified receipt is one of these: it is genuine, but no answer
+      a refusal or a failed answer with a verified receipt is one of these: it is
+      genuine, but no answer
   30  rejected because the bytes are malformed
   2   usage, or an unusable policy file
   1   a bug in this program
@@ -153,9 +158,21 @@ def chat(url: str, prompt: str, policy_path: Path, as_json: bool, **options: Any
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @_policy_option
 @click.option("--now", metavar="TIME", help="Judge at this time (ISO 8601 with zone, or Unix seconds).")
+@click.option(
+    "--accept-redacted",
+    is_flag=True,
+    help="Accept a receipt without its salt: it says nothing about the saved request and response.",
+)
 @_endorsements_option
 @_json_option
-def verify(directory: Path, policy_path: Path, now: str | None, endorsements: Path | None, as_json: bool) -> int:
+def verify(
+    directory: Path,
+    policy_path: Path,
+    now: str | None,
+    accept_redacted: bool,
+    endorsements: Path | None,
+    as_json: bool,
+) -> int:
     """Verify a saved answer again, offline. Without --now, by the clock of the moment when it was first verified."""
     moment = None if now is None else parse_time(now)
 
@@ -166,10 +183,13 @@ def verify(directory: Path, policy_path: Path, now: str | None, endorsements: Pa
 
         policy = Policy.load(policy_path)
         given = None if endorsements is None else load_directory(endorsements)
-        verified = verify_saved(directory, policy, now=moment, endorsements=given)
-        same = verified.saved.policy_digest == policy.digest
-        note = "" if same else "verified under another policy than the one it was saved under"
-        return _accepted(verified.attestation, verified.receipt, message=note)
+        verified = verify_saved(directory, policy, now=moment, endorsements=given, accept_redacted=accept_redacted)
+        judged = ShownFact(
+            name="judged at",
+            value=_moment(verified.saved.attestation.verified_at if moment is None else moment),
+            trust="holder-asserted" if moment is None else "caller",
+        )
+        return _verified_again(verified, policy.digest, judged)
 
     return _finish(work, as_json=as_json)
 
@@ -313,6 +333,22 @@ def _answered(
     return _accepted(answer.attestation.result, answer.receipt, extra=(spoken,))
 
 
+def _verified_again(verified: VerifiedSavedAnswer, policy_digest: bytes, judged: ShownFact) -> Outcome:
+    """Accepted, unless what was saved is genuine and still no answer: as `chat` says of it, so does `verify`."""
+    notes, receipt = [], verified.receipt
+    status = receipt.claims.response.status
+    if status != STATUS_COMPLETE:
+        notes.append(f"genuine, but no complete answer: the appliance ended it with status {status}")
+    if not receipt.opened:
+        notes.append("the receipt is redacted: the saved request and response were NOT compared with it")
+    if verified.saved.policy_digest != policy_digest:
+        notes.append("verified under another policy than the one it was saved under")
+    outcome = _accepted(verified.attestation, receipt, message="; ".join(notes), extra=(judged,))
+    if status == STATUS_COMPLETE:
+        return outcome
+    return replace(outcome, result="undecided", code="NO_COMPLETE_ANSWER", exit_code=EXIT_UNDECIDED)
+
+
 def _accepted(
     attestation: AttestationResult,
     receipt: VerifiedReceipt | None,
@@ -336,6 +372,10 @@ def _facts(attestation: AttestationResult, receipt: VerifiedReceipt | None) -> t
     if receipt is not None:
         facts += [ShownFact(name=f"receipt: {f.name}", value=f.value, trust=f.trust) for f in receipt.facts]
     return tuple(facts)
+
+
+def _moment(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
 
 
 def _check_url(url: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import datetime
@@ -24,6 +23,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print exact
 _now_option = click.option("--now", metavar="TIME", help="Judge at this time (ISO 8601 with zone, or Unix seconds).")
 
 LIMIT_FILE_BYTES = 1 << 20
+_END_OF_CALENDAR_S = 253_402_300_800  # the year 10000, which no certificate can name
 LIMIT_FIELD_BYTES = 1024
 NOT_BOUND = "warning: the binding was not checked, so this evidence may have been made for anybody, at any time"
 KEY_ONLY = "warning: the evidence binds the certificate's key only; nothing shows that it is fresh or who sends it"
@@ -104,7 +104,7 @@ def parse_time(text: str) -> float:
     except ValueError:
         seconds = None
     if seconds is not None:
-        if not math.isfinite(seconds):
+        if not 0 <= seconds < _END_OF_CALENDAR_S:  # NaN and infinities neither
             raise click.UsageError(f"--now {text}: not a time")
         return seconds
     try:

@@ -63,7 +63,7 @@ class VerifiedReceipt:
     """Proof that a receipt was verified against an exchange; made by `verify_receipt` alone.
 
     `digest` is what the next receipt of the chain calls `previous`. `opened` is False for a redacted receipt, whose
-    commitments could not be compared.
+    commitments could not be compared: it says nothing about the request and the answer at hand.
     """
 
     claims: ReceiptClaims
@@ -84,8 +84,10 @@ def verify_receipt(
 ) -> VerifiedReceipt:
     """Verify `receipt` (a tagged COSE_Sign1) for `exchange` under the keys of `attestation` (docs/receipt-format.md).
 
-    `accept_redacted` admits a receipt without its salt, for saved answers only: what it commits to is then listed as
-    not checked. Raises VerificationError, its `checks` ending with the failed one.
+    `accept_redacted` admits a receipt without its salt, for saved answers only. The checkpoints of a stream disclose
+    the same salt, so it is verified as a whole all the same; of a whole answer the request and the response are then
+    listed as not checked: nothing ties them to the receipt. Raises VerificationError, its `checks` ending with the
+    failed one.
     """
     if (exchange.response_body is None) == (exchange.stream is None):
         raise ValueError("an exchange has either a whole answer or a stream")
@@ -105,9 +107,11 @@ def verify_receipt(
     # (5) digests and parameters equal what we sent and received
     if sign1.salt is None and not accept_redacted:
         log.reject("salt", Rejection.REQUIRED_CLAIM_MISSING, "the salt that opens the receipt's commitments is missing")
-    _check_request(log, claims, exchange, sign1.salt)
-    _check_response(log, claims, exchange, sign1.salt)
-    _check_answer(log, claims, exchange, sign1.salt)
+    # Whoever redacts a receipt must not thereby switch off checks that can be made: a wrong salt opens nothing.
+    salt = exchange.stream.salt if sign1.salt is None and exchange.stream is not None else sign1.salt
+    _check_request(log, claims, exchange, salt)
+    _check_response(log, claims, exchange, salt)
+    _check_answer(log, claims, exchange, salt)
     # (6) model, configuration, device and channel as attested
     _check_attested(log, claims, attestation)
     # (7) policy
@@ -116,7 +120,7 @@ def verify_receipt(
         claims=claims,
         raw=receipt,
         digest=digests.receipt_link(cose.redacted(receipt, limit_bytes=names.LIMIT_RECEIPT_BYTES)),
-        opened=sign1.salt is not None,
+        opened=salt is not None,
         checks=log.checks,
         facts=_facts(claims, attestation),
     )

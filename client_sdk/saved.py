@@ -44,6 +44,7 @@ PRIOR_ATTESTATION = "prior-attestation"
 
 _LIMIT_MANIFEST_BYTES = 64 << 10
 _LIMIT_BODY_BYTES = 64 << 20
+_END_OF_CALENDAR_S = 253_402_300_800  # the year 10000, which no certificate and no datetime can name
 
 
 class SaveError(SdkError):
@@ -141,20 +142,29 @@ def load_saved(directory: Path) -> SavedAnswer:
 
 
 def verify_saved(
-    directory: Path, policy: Policy, *, now: float | None = None, endorsements: Endorsements | None = None
+    directory: Path,
+    policy: Policy,
+    *,
+    now: float | None = None,
+    endorsements: Endorsements | None = None,
+    accept_redacted: bool = False,
 ) -> VerifiedSavedAnswer:
     """Verify a saved answer again under `policy`, by the very checks of the live path. Raises VerificationError.
 
     `now` (Unix seconds) is the time to judge by; without it, the moments at which the answer was verified first.
-    `endorsements` are the caller's own, as for the connection on which the answer came.
+    `endorsements` are the caller's own, as for the connection on which the answer came. With `accept_redacted` a
+    receipt may lack its salt; of a whole answer the saved request and response are then not compared with it
+    (`receipt.opened` is False), and anybody could have written them.
     """
     saved = load_saved(directory)
     attestation = _appraise(saved, policy, now, endorsements)
     try:
         if saved.exchange.response_body is not None:
-            receipt = verify_receipt(saved.receipt, saved.exchange, attestation, policy, accept_redacted=True)
+            receipt = verify_receipt(
+                saved.receipt, saved.exchange, attestation, policy, accept_redacted=accept_redacted
+            )
         else:
-            receipt = _verify_stream(saved, directory, attestation, policy)
+            receipt = _verify_stream(saved, directory, attestation, policy, accept_redacted=accept_redacted)
     except VerificationError as error:
         error.checks = (*attestation.checks, *error.checks)  # what had passed until then belongs to the list
         raise
@@ -186,14 +196,14 @@ def _appraise(
 
 
 def _verify_stream(
-    saved: SavedAnswer, directory: Path, attestation: AttestationResult, policy: Policy
+    saved: SavedAnswer, directory: Path, attestation: AttestationResult, policy: Policy, *, accept_redacted: bool
 ) -> VerifiedReceipt:
     verifier = StreamVerifier(
         saved.exchange,
         attestation=attestation,
         policy=policy,
         clock=lambda: saved.exchange.received_at,
-        accept_redacted=True,
+        accept_redacted=accept_redacted,
     )
     verifier.feed(saved.body)
     _, receipt = verifier.finish()
@@ -287,7 +297,7 @@ class _Manifest:
 
     def number(self, *path: str) -> float:
         value = self._take(path)
-        if type(value) not in (int, float) or not 0 <= value < 1e12:
+        if type(value) not in (int, float) or not 0 <= value < _END_OF_CALENDAR_S:
             raise self._wrong(path, "a number of seconds")
         return float(value)
 

@@ -16,7 +16,7 @@ from client_sdk import Policy, UnsafeAcceptInsecure
 from client_sdk.cli import run
 from client_sdk.console import plain
 from client_sdk.reference_values import ReferenceValues
-from client_sdk.wire import names
+from client_sdk.wire import cose, names
 from client_sdk.wire.stream import encode_base64url
 from tests.simulators.insecure_appliance import MODEL, Options
 from tests.simulators.wired_appliance import Response, WiredAppliance
@@ -178,6 +178,30 @@ def test_save_verify_tamper(cli: Ran, wired: WiredAppliance, policy: Path, tmp_p
     assert (status, said["code"]) == (30, "MALFORMED_SAVED_ANSWER")
 
 
+def test_verify_says_of_a_saved_refusal_what_chat_said_of_it(
+    cli: Ran, wired: WiredAppliance, policy: Path, tmp_path: Path
+) -> None:
+    answer = tmp_path / "answer"
+    body = b'{"error":{"message":"no","type":"invalid_request_error","param":null,"code":"refused"}}'
+    wired.options = Options(status="refused", http_status=400, error_body=body)
+    assert cli("chat", wired.url, "Hello", "--policy", policy, "--model", MODEL, "--no-stream", "--save", answer) == 20
+    status, said = cli.json("verify", answer, "--policy", policy)
+    assert (status, said["result"], said["code"]) == (20, "undecided", "NO_COMPLETE_ANSWER")
+
+
+def test_verify_refuses_a_redacted_receipt_unless_told(
+    cli: Ran, wired: WiredAppliance, policy: Path, tmp_path: Path
+) -> None:
+    answer = tmp_path / "answer"
+    assert cli("chat", wired.url, "Hello", "--policy", policy, "--model", MODEL, "--no-stream", "--save", answer) == 0
+    receipt = answer / "receipt"
+    receipt.write_bytes(cose.redacted(receipt.read_bytes(), limit_bytes=names.LIMIT_RECEIPT_BYTES))
+    status, said = cli.json("verify", answer, "--policy", policy)
+    assert (status, said["result"], said["code"]) == (10, "reject", "REQUIRED_CLAIM_MISSING")
+    assert cli("verify", answer, "--policy", policy, "--accept-redacted") == 0
+    assert "NOT compared" in cli.out
+
+
 def test_verify_at_another_time_and_under_another_policy(
     cli: Ran, wired: WiredAppliance, policy: Path, tmp_path: Path
 ) -> None:
@@ -186,7 +210,8 @@ def test_verify_at_another_time_and_under_another_policy(
     assert cli("verify", answer, "--policy", policy, "--now", "2020-01-01T00:00:00Z") == 10
     assert cli("verify", answer, "--policy", policy, "--now", "0") == 10
     assert cli("verify", answer, "--policy", policy, "--now", "2020-01-01") == 2
-    assert cli("verify", answer, "--policy", policy, "--now", "soon") == 2
+    for never in ("soon", "nan", "inf", "-1", "1e12"):
+        assert cli("verify", answer, "--policy", policy, "--now", never) == 2
     other.write_text(policy.read_text().replace("max_clock_skew_s = 300", "max_clock_skew_s = 299"))
     assert cli("verify", answer, "--policy", other) == 0
     assert "another policy" in cli.out

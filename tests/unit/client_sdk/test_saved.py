@@ -159,6 +159,7 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "status a text": lambda d: edit(d, lambda f: f["response"].update(status="200")),
     "status a truth": lambda d: edit(d, lambda f: f["response"].update(status=True)),
     "time not a number": lambda d: edit(d, lambda f: f["request"].update({"sent-at": float("nan")})),
+    "time after the calendar": lambda d: edit(d, lambda f: f["attestation"].update({"verified-at": 5e11})),
     "receipt too large": lambda d: (d / "receipt").write_bytes(bytes(70_000)),
 }
 
@@ -201,12 +202,35 @@ def test_a_continued_answer_needs_its_prior_evidence(wired: WiredAppliance, poli
     assert caught.value.code == Rejection.CONTINUATION_REFUSED
 
 
-def test_a_redacted_receipt_still_verifies_and_opens_nothing(
+def redacted(directory: Path) -> None:
+    path = directory / "receipt"
+    path.write_bytes(cose.redacted(path.read_bytes(), limit_bytes=names.LIMIT_RECEIPT_BYTES))
+
+
+def forged(directory: Path) -> None:
+    """Another answer, or another question, of the same length: all that a redacted receipt still tells."""
+    for name, honest, lie in (("response", b"Four.", b"Five."), ("request", b"plus", b"less")):
+        path = directory / name
+        assert honest in path.read_bytes()
+        path.write_bytes(path.read_bytes().replace(honest, lie))
+
+
+def test_who_strips_the_salt_cannot_have_another_answer_accepted(
     wired: WiredAppliance, policy: Policy, tmp_path: Path
 ) -> None:
     save_answer(tmp_path / "a", ask(wired, policy, form="whole"), policy_digest=policy.digest)
-    path = tmp_path / "a" / "receipt"
-    path.write_bytes(cose.redacted(path.read_bytes(), limit_bytes=names.LIMIT_RECEIPT_BYTES))
-    verified = verify_saved(tmp_path / "a", policy)
+    redacted(tmp_path / "a")
+    forged(tmp_path / "a")
+    with pytest.raises(VerificationError) as caught:
+        verify_saved(tmp_path / "a", policy)
+    assert caught.value.code == Rejection.REQUIRED_CLAIM_MISSING
+
+
+def test_a_redacted_receipt_verifies_where_that_is_asked_for_and_opens_nothing(
+    wired: WiredAppliance, policy: Policy, tmp_path: Path
+) -> None:
+    save_answer(tmp_path / "a", ask(wired, policy, form="whole"), policy_digest=policy.digest)
+    redacted(tmp_path / "a")
+    verified = verify_saved(tmp_path / "a", policy, accept_redacted=True)
     assert verified.receipt.opened is False
     assert "not checked" in {check.status for check in verified.receipt.checks if check.name == "response body"}
