@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from appliance.engine.types import ChatMessage
+from appliance.engine.types import ChatMessage, TokenLogprob
 from appliance.receipts.issuer import ChainScope
+from appliance.receipts.transcript import OutputTranscript
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a request says about sampling. None stands for "not given"; defaults are applied by `decoding.resolve`."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    deterministic: bool | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One parsed request. None stands for "not given"; defaults are applied by the service."""
+    """One parsed request: `n` choices for each of the prompts, in that order."""
 
     model: str
-    prompt: tuple[ChatMessage, ...] | str
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    seed: int | None
-    max_tokens: int | None
+    prompts: tuple[tuple[ChatMessage, ...] | str, ...]
+    wanted: Wanted
     max_tokens_field: str
-    stop: tuple[str, ...]
+    n: int
     stream: bool
     include_usage: bool
 
@@ -44,14 +60,62 @@ class Usage:
     completion_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Text that one choice released at once, and the probabilities of the tokens it is made of, where asked for.
+
+    `offset` is the number of characters of the choice before it.
+    """
+
+    text: str
+    offset: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Choice:
+    """One choice while it grows: what the receipt says of it, and what its JSON needs."""
+
+    __slots__ = ("_offset", "_pending", "index", "measured", "output")
+
+    def __init__(self, index: int, *, measured: bool) -> None:
+        self.index = index
+        self.output = OutputTranscript()
+        self.measured: list[Piece] | None = [] if measured else None
+        """Every piece so far where log probabilities were asked for, else None."""
+        self._pending: tuple[TokenLogprob, ...] = ()
+        self._offset = 0
+
+    def take(self, text: str, token_ids: bytes, logprobs: tuple[TokenLogprob, ...]) -> Piece | None:
+        """Account for one step of the engine; the piece to send, if it released any text.
+
+        Tokens whose bytes are held back are told about with the text they become part of. Those of a stop string
+        become part of none, and are not told about.
+        """
+        self.output.add(text, token_ids)
+        if self.measured is None:
+            return Piece(text=text) if text else None
+        self._pending += logprobs
+        if not text:
+            return None
+        piece = Piece(text=text, offset=self._offset, logprobs=self._pending)
+        self.measured.append(piece)
+        self._pending = ()
+        self._offset += len(text)
+        return piece
+
+
 class Dialect(Protocol):
-    """The JSON of one route: how a request is read and an answer is written. Bytes in, bytes out, no state."""
+    """The JSON of one route: how a request is read and an answer is written. Bytes in, bytes out, no state.
+
+    A stream is the frames of `opening`, then `delta` for each piece and `finish` once for each choice, then `closing`.
+    """
 
     def parse(self, body: bytes) -> Call: ...
-    def whole(self, heading: Heading, text: str, finish: str, usage: Usage) -> bytes: ...
-    def opening(self, heading: Heading) -> tuple[bytes, ...]: ...
-    def delta(self, heading: Heading, text: str) -> bytes: ...
-    def closing(self, heading: Heading, finish: str, usage: Usage) -> tuple[bytes, ...]: ...
+    def whole(self, heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes: ...
+    def opening(self, heading: Heading, choices: Sequence[Choice]) -> tuple[bytes, ...]: ...
+    def delta(self, heading: Heading, choice: Choice, piece: Piece) -> bytes: ...
+    def finish(self, heading: Heading, choice: Choice) -> bytes: ...
+    def closing(self, heading: Heading, usage: Usage) -> tuple[bytes, ...]: ...
 
 
 class Exchange(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -57,22 +57,24 @@ class Interrupts:
 
 
 class EventReader:
-    """Reads engine events one by one under interrupts. Always `aclose` it: that is what cancels the job.
+    """Reads the events of an answer's jobs one by one under interrupts. Always `aclose` it: that cancels the jobs.
 
-    One task takes all events from the engine and one future wakes the reader. A task and a wait of its own for each
-    event cost as many rounds of the event loop again, for every token of every answer.
+    One task takes all events of a job from the engine and one future wakes the reader. A task and a wait of its own for
+    each event cost as many rounds of the event loop again, for every token of every answer.
     """
 
-    def __init__(self, events: AsyncGenerator[EngineEvent, None], interrupts: Interrupts) -> None:
-        self._events = events
+    def __init__(self, jobs: Iterable[AsyncGenerator[EngineEvent, None]], interrupts: Interrupts) -> None:
+        self._jobs = tuple(jobs)
         self._interrupts = interrupts
-        self._arrived: deque[EngineEvent] = deque()
-        self._taking: asyncio.Task[None] | None = None
+        self._arrived: deque[tuple[int, EngineEvent]] = deque()
+        self._taking: tuple[asyncio.Task[None], ...] = ()
         self._waiter: asyncio.Future[None] | None = None
 
-    async def next(self, wait_s: float | None = None) -> EngineEvent | None:
-        """The next event, or None when `wait_s` passes first (the event is not lost). Raises as `Interrupts.check`,
-        and what the engine raises."""
+    async def next(self, wait_s: float | None = None) -> tuple[int, EngineEvent] | None:
+        """The next event with the index of its job, or None when `wait_s` passes first (the event is not lost).
+
+        Raises as `Interrupts.check`, and what the engine raises.
+        """
         taking = self._taking or self._start()
         interrupts, waited = self._interrupts, False
         if self._arrived:
@@ -81,8 +83,10 @@ class EventReader:
             interrupts.check()
             if self._arrived:
                 return self._arrived.popleft()
-            if taking.done():
-                taking.result()
+            for task in taking:
+                if task.done():
+                    task.result()
+            if all(task.done() for task in taking):
                 raise RuntimeError("the engine has no more events")
             if waited and wait_s is not None:
                 return None
@@ -90,26 +94,33 @@ class EventReader:
             await self._wait(left_s if wait_s is None else max(0.0, min(left_s, wait_s)))
             waited = True
 
+    def unread(self, events: Iterable[tuple[int, EngineEvent]]) -> None:
+        """Put events back that came too early; `next` gives them again, in this order, before all others."""
+        self._arrived.extendleft(reversed(tuple(events)))
+
     async def aclose(self) -> None:
         for interrupt in (self._interrupts.gone, self._interrupts.stopping):
             interrupt.remove_done_callback(self._wake)
-        if self._taking is not None:
-            self._taking.cancel()
-            await asyncio.wait({self._taking})
-            if not self._taking.cancelled():
-                self._taking.exception()  # retrieved: whatever the engine said last, nobody is waiting for it
-        await self._events.aclose()
+        for task in self._taking:
+            task.cancel()
+        if self._taking:
+            await asyncio.wait(self._taking)
+        for task in self._taking:
+            if not task.cancelled():
+                task.exception()  # retrieved: whatever the engine said last, nobody is waiting for it
+        for job in self._jobs:
+            await job.aclose()
 
-    def _start(self) -> asyncio.Task[None]:
+    def _start(self) -> tuple[asyncio.Task[None], ...]:
         for interrupt in (self._interrupts.gone, self._interrupts.stopping):
             interrupt.add_done_callback(self._wake)
-        self._taking = asyncio.create_task(self._take())
+        self._taking = tuple(asyncio.create_task(self._take(index)) for index in range(len(self._jobs)))
         return self._taking
 
-    async def _take(self) -> None:
+    async def _take(self, index: int) -> None:
         try:
-            async for event in self._events:
-                self._arrived.append(event)
+            async for event in self._jobs[index]:
+                self._arrived.append((index, event))
                 self._wake()
         finally:
             self._wake()

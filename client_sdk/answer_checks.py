@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 
-from client_sdk.answer_content import AnswerContent
+from client_sdk.answer_content import AnswerContent, prompts_asked
 from client_sdk.checks import CheckLog, shown
 from client_sdk.errors import Rejection
 from client_sdk.wire import cbor, digests, names
@@ -14,30 +14,28 @@ from client_sdk.wire.receipt import OutputFacts, ReceiptClaims
 _REDACTED = "the receipt came without its salt"
 
 # Request fields that ask for no sampling parameter: bound by the commitment to the request, or compared elsewhere.
-_NO_PARAMETER = frozenset({"model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "stop"})
-_FLOAT_PARAMETERS = frozenset({"temperature", "top_p"})
+_NO_PARAMETER = frozenset({"model", "messages", "prompt", "stream", "stream_options", "user", "metadata"})
+# Compared whether they were sent or not: see `_content` and `_derived`.
+_OWN_RULES = frozenset({"stop", "logit_bias", "response_format", "tools", "tool_choice", "logprobs", "top_logprobs"})
+_FLOAT_PARAMETERS = frozenset(
+    {"temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty"}
+)
 _PARAMETERS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
+    **{name: name for name in _FLOAT_PARAMETERS},
     "top_k": "top_k",
     "seed": "seed",
+    "deterministic": "deterministic",
     "max_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
     "n": "n",
+    "echo": "echo",
+    "parallel_tool_calls": "parallel_tool_calls",
 }
 # Values that ask for nothing, so that a receipt which does not mention the field hides nothing.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "frequency_penalty": (0, 0.0),
-    "presence_penalty": (0, 0.0),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "echo": (False,),
     "best_of": (1,),
     "suffix": ("",),
     "store": (False,),
-    "tools": ([],),
-    "response_format": ({"type": "text"},),
 }
 
 
@@ -88,9 +86,12 @@ def streaming(log: CheckLog, request: Mapping[str, object], *, streamed: bool) -
 def parameters(
     log: CheckLog, request: Mapping[str, object], decoding: Mapping[str, object], salt: bytes | None
 ) -> None:
-    """Every parameter that was sent equals its effective value. A null asks for the default, which is what came."""
+    """Every parameter that was sent equals its effective value, and no content is in force that was not sent.
+
+    A null asks for the default, which is what came.
+    """
     for field, sent in request.items():
-        if field in _NO_PARAMETER or sent is None:
+        if field in _NO_PARAMETER or field in _OWN_RULES or sent is None:
             continue
         name = f"parameter {field[:64]}"
         if field in _PARAMETERS:
@@ -101,21 +102,66 @@ def parameters(
             log.passed(name, "asks for nothing")
         else:
             log.reject(name, Rejection.PARAMETER_MISMATCH, "the receipt states no effective value for this parameter")
-    _stop(log, request.get("stop"), decoding["stop"], salt)
+    _derived(log, request, decoding)
+    _content(log, request, decoding, salt)
 
 
-def _stop(log: CheckLog, sent: object, committed: object, salt: bytes | None) -> None:
-    """`stop` is a commitment to the dCBOR list of stop strings; a bare string is a list of one, none at all is null."""
-    name, code = "parameter stop", Rejection.PARAMETER_MISMATCH
-    if sent is None or sent == "" or sent == []:
-        log.require(committed is None, name, code, "stop strings are in force that were not asked for")
-        return
-    stops = [sent] if type(sent) is str else sent
-    if type(stops) is not list or not all(type(item) is str and _utf8(item) is not None for item in stops):
-        log.reject(name, code, "stop is neither a string nor a list of strings")
-    log.require(type(committed) is bytes, name, code, "no stop strings are in force, though they were asked for")
-    assert type(committed) is bytes
-    commitment(log, "stop strings", code, salt, (names.LABEL_STOP, cbor.encode(stops), committed))
+def _derived(log: CheckLog, request: Mapping[str, object], decoding: Mapping[str, object]) -> None:
+    """Parameters whose effective value follows from more than one field, or from the shape of one."""
+    logprobs = request.get("logprobs")
+    if type(logprobs) is bool:  # chat says whether and how many in two fields, plain completions in one
+        logprobs = (request.get("top_logprobs") or 0) if logprobs else None
+    expected = {"logprobs": logprobs, "prompts": prompts_asked(request), "tool_choice": _tool_choice(request)}
+    for field, value in expected.items():
+        log.equal(f"parameter {field}", Rejection.PARAMETER_MISMATCH, expected=value, actual=decoding[field])
+    if "echo" not in request:
+        log.require(decoding["echo"] is False, "parameter echo", Rejection.PARAMETER_MISMATCH, "nobody asked for echo")
+
+
+def _tool_choice(request: Mapping[str, object]) -> object:
+    choice = request.get("tool_choice")
+    if not request.get("tools"):
+        return "none"
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        return f"function:{function.get('name')}" if isinstance(function, dict) else choice
+    return "auto" if choice is None else choice
+
+
+def _content(log: CheckLog, request: Mapping[str, object], decoding: Mapping[str, object], salt: bytes | None) -> None:
+    """Parameters that are content, which the receipt commits to (docs/receipt-format.md, section 5)."""
+    stop, biases, shape = request.get("stop"), request.get("logit_bias"), request.get("response_format")
+    wanted: dict[str, tuple[str, object]] = {
+        "stop": (names.LABEL_STOP, [stop] if type(stop) is str and stop else stop),
+        "logit_bias": (names.LABEL_LOGIT_BIAS, _biases(log, biases)),
+        "response_format": (names.LABEL_RESPONSE_FORMAT, None if shape == {"type": "text"} else shape),
+        "tools": (names.LABEL_TOOLS, request.get("tools")),
+    }
+    for field, (label, sent) in wanted.items():
+        name, code = f"parameter {field}", Rejection.PARAMETER_MISMATCH
+        committed = decoding[field]
+        if not sent:
+            log.require(committed is None, name, code, f"{field} is in force, though nobody asked for it")
+            continue
+        log.require(type(committed) is bytes, name, code, f"{field} is not in force, though it was asked for")
+        try:
+            content = cbor.encode(sent)
+        except (TypeError, ValueError):
+            log.reject(name, code, f"{field} has no deterministic encoding")
+        assert type(committed) is bytes
+        commitment(log, f"{field} as sent", code, salt, (label, content, committed))
+
+
+def _biases(log: CheckLog, sent: object) -> object:
+    """JSON writes token ids as text and a bias of 1.0 as 1."""
+    if not isinstance(sent, dict):
+        return sent
+    try:
+        return {int(token): float(bias) for token, bias in sent.items()}
+    except (TypeError, ValueError, OverflowError):
+        log.reject(
+            "parameter logit_bias", Rejection.PARAMETER_MISMATCH, "logit_bias is no map from token ids to numbers"
+        )
 
 
 def output(log: CheckLog, claims: ReceiptClaims, content: AnswerContent, salt: bytes | None) -> None:
@@ -128,8 +174,10 @@ def output(log: CheckLog, claims: ReceiptClaims, content: AnswerContent, salt: b
         log.equal("model named in the answer", Rejection.MODEL_MISMATCH, expected=claims.model.name, actual=model)
     outputs = claims.output or ()
     if claims.decoding is not None:
-        asked = claims.decoding["n"]
-        log.equal("number of choices", Rejection.OUTPUT_MISMATCH, expected=len(outputs), actual=asked)
+        each, prompts = claims.decoding["n"], claims.decoding["prompts"]
+        assert type(each) is int
+        assert type(prompts) is int
+        log.equal("number of choices", Rejection.OUTPUT_MISMATCH, expected=len(outputs), actual=each * prompts)
     same = content.texts.keys() == set(range(len(outputs)))
     log.require(same, "choices", Rejection.OUTPUT_MISMATCH, "the answer has other choices than the receipt")
     for index, facts in enumerate(outputs):

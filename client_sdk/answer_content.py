@@ -48,6 +48,18 @@ def load_request(body: bytes) -> dict[str, object] | None:
     return value if type(value) is dict else None
 
 
+def prompts_asked(request: Mapping[str, object]) -> int:
+    """How many prompts a request has: a list of texts or of token arrays is several, all else is one."""
+    prompt = request.get("prompt")
+    return len(prompt) if type(prompt) is list and prompt and type(prompt[0]) is not int else 1
+
+
+def choices_asked(request: Mapping[str, object]) -> int:
+    """How many choices must end before the answer can; a request that does not say asks for one of each prompt."""
+    each = request.get("n")
+    return (each if type(each) is int and each > 0 else 1) * prompts_asked(request)
+
+
 def read_whole(route: str, body: bytes) -> AnswerContent:
     """Texts, finish reasons and counts of a successful whole answer. Raises MalformedError MALFORMED_RESPONSE."""
     reader = _Reader(Rejection.MALFORMED_RESPONSE)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar
 
 from client_sdk import signatures
-from client_sdk.answer_content import DeltaCollector, load_request
+from client_sdk.answer_content import DeltaCollector, choices_asked, load_request
 from client_sdk.checks import error_class, shown
 from client_sdk.errors import Check, MalformedError, Rejection, VerificationError
 from client_sdk.policy import Policy
@@ -57,7 +57,7 @@ class StreamVerifier:
         self._accept_redacted = accept_redacted
         self._splitter = BlockSplitter()
         self._deltas = DeltaCollector(head.route)
-        self._choices = _choices_asked(head.request_body)
+        self._choices = choices_asked(load_request(head.request_body) or {})
         self._finished: set[int] = set()
         self._chain = _Chain(head, attestation)
         self._held: list[Frame] = []  # received, not yet handed out
@@ -253,12 +253,6 @@ class _Chain:
         for index, frame in enumerate(self._waiting, start=1):
             self.value = next_chain(self.value, index, frame)
         self._waiting.clear()
-
-
-def _choices_asked(request_body: bytes) -> int:
-    """How many choices must end before the answer can; a request that does not say asks for one."""
-    asked = (load_request(request_body) or {}).get("n")
-    return asked if type(asked) is int and asked > 0 else 1
 
 
 def _same(code: Rejection, name: str, expected: object, actual: object) -> None:

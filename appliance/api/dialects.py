@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from appliance.api import logprobs
 from appliance.api.schema import ChatCompletionRequest, CompletionRequest, parse
 from appliance.engine.types import ChatMessage
 from appliance.errors import BadRequest
-from appliance.exchange import Call, Heading, Usage
+from appliance.exchange import Call, Choice, Heading, Piece, Usage, Wanted
 
 
 def _json(document: Mapping[str, object]) -> bytes:
@@ -48,7 +49,7 @@ class _Frames:
             document["usage"] = None
         return _frame(document)
 
-    def _usage_frames(self, heading: Heading, usage: Usage) -> tuple[bytes, ...]:
+    def closing(self, heading: Heading, usage: Usage) -> tuple[bytes, ...]:
         if not heading.include_usage:
             return ()
         document = {**self._envelope(heading, self.chunk_object), "choices": [], "usage": _usage(usage)}
@@ -63,38 +64,49 @@ class ChatDialect(_Frames):
 
     def parse(self, body: bytes) -> Call:
         request = parse(ChatCompletionRequest, body)
-        if request.max_tokens is not None and request.max_completion_tokens is not None:
-            raise BadRequest(
-                "conflicting_fields",
-                "Only one of 'max_tokens' and 'max_completion_tokens' may be given.",
-                param="max_completion_tokens",
+        newer, older = request.max_completion_tokens, request.max_tokens
+        if older is not None and newer is not None:
+            raise _conflict(
+                "max_completion_tokens", "Only one of 'max_tokens' and 'max_completion_tokens' may be given."
             )
-        newer = request.max_completion_tokens is not None
+        if request.top_logprobs is not None and not request.logprobs:
+            raise _conflict("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
         return _call(
             request,
             prompt=tuple(ChatMessage(role=m.role, content=m.content) for m in request.messages),
-            max_tokens=request.max_completion_tokens if newer else request.max_tokens,
-            max_tokens_field="max_completion_tokens" if newer else "max_tokens",
+            max_tokens=older if newer is None else newer,
+            max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
+            top=(request.top_logprobs or 0) if request.logprobs else None,
         )
 
-    def whole(self, heading: Heading, text: str, finish: str, usage: Usage) -> bytes:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
-        return _json(
-            {**self._envelope(heading, "chat.completion"), "choices": [choice], "usage": _usage(usage)},
-        )
+    def whole(self, heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
+        documents = [
+            {
+                "index": choice.index,
+                "message": {"role": "assistant", "content": choice.output.text, "refusal": None},
+                "logprobs": None if choice.measured is None else logprobs.chat(choice.measured),
+                "finish_reason": choice.output.finish,
+            }
+            for choice in choices
+        ]
+        envelope = self._envelope(heading, "chat.completion")
+        return _json({**envelope, "choices": documents, "usage": _usage(usage)})
 
-    def opening(self, heading: Heading) -> tuple[bytes, ...]:
-        return (self._delta(heading, {"role": "assistant", "content": ""}, None),)
+    def opening(self, heading: Heading, choices: Sequence[Choice]) -> tuple[bytes, ...]:
+        start = {"role": "assistant", "content": ""}
+        return tuple(self._delta(heading, choice.index, start, None) for choice in choices)
 
-    def delta(self, heading: Heading, text: str) -> bytes:
-        return self._delta(heading, {"content": text}, None)
+    def delta(self, heading: Heading, choice: Choice, piece: Piece) -> bytes:
+        measured = None if choice.measured is None else logprobs.chat((piece,))
+        return self._delta(heading, choice.index, {"content": piece.text}, None, measured)
 
-    def closing(self, heading: Heading, finish: str, usage: Usage) -> tuple[bytes, ...]:
-        return (self._delta(heading, {}, finish), *self._usage_frames(heading, usage))
+    def finish(self, heading: Heading, choice: Choice) -> bytes:
+        return self._delta(heading, choice.index, {}, choice.output.finish)
 
-    def _delta(self, heading: Heading, delta: Mapping[str, str], finish: str | None) -> bytes:
-        return self._chunk(heading, {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish})
+    def _delta(
+        self, heading: Heading, index: int, delta: Mapping[str, str], finish: str | None, measured: object = None
+    ) -> bytes:
+        return self._chunk(heading, {"index": index, "delta": delta, "logprobs": measured, "finish_reason": finish})
 
 
 class CompletionDialect(_Frames):
@@ -105,26 +117,43 @@ class CompletionDialect(_Frames):
 
     def parse(self, body: bytes) -> Call:
         request = parse(CompletionRequest, body)
-        return _call(request, prompt=request.prompt, max_tokens=request.max_tokens, max_tokens_field="max_tokens")
-
-    def whole(self, heading: Heading, text: str, finish: str, usage: Usage) -> bytes:
-        choice = self._choice(text, finish)
-        return _json(
-            {**self._envelope(heading, self.chunk_object), "choices": [choice], "usage": _usage(usage)},
+        return _call(
+            request,
+            prompt=request.prompt,
+            max_tokens=request.max_tokens,
+            max_tokens_field="max_tokens",
+            top=request.logprobs,
         )
 
-    def opening(self, heading: Heading) -> tuple[bytes, ...]:
+    def whole(self, heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
+        documents = [
+            self._choice(choice, choice.output.text, choice.measured, choice.output.finish) for choice in choices
+        ]
+        envelope = self._envelope(heading, self.chunk_object)
+        return _json({**envelope, "choices": documents, "usage": _usage(usage)})
+
+    def opening(self, heading: Heading, choices: Sequence[Choice]) -> tuple[bytes, ...]:
         return ()
 
-    def delta(self, heading: Heading, text: str) -> bytes:
-        return self._chunk(heading, self._choice(text, None))
+    def delta(self, heading: Heading, choice: Choice, piece: Piece) -> bytes:
+        measured = None if choice.measured is None else (piece,)
+        return self._chunk(heading, self._choice(choice, piece.text, measured, None))
 
-    def closing(self, heading: Heading, finish: str, usage: Usage) -> tuple[bytes, ...]:
-        return (self._chunk(heading, self._choice("", finish)), *self._usage_frames(heading, usage))
+    def finish(self, heading: Heading, choice: Choice) -> bytes:
+        return self._chunk(heading, self._choice(choice, "", None, choice.output.finish))
 
     @staticmethod
-    def _choice(text: str, finish: str | None) -> dict[str, object]:
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish}
+    def _choice(choice: Choice, text: str, measured: Sequence[Piece] | None, finish: str | None) -> dict[str, object]:
+        return {
+            "index": choice.index,
+            "text": text,
+            "logprobs": None if measured is None else logprobs.text(measured),
+            "finish_reason": finish,
+        }
+
+
+def _conflict(param: str, message: str) -> BadRequest:
+    return BadRequest("conflicting_fields", message, param=param)
 
 
 def _call(
@@ -133,19 +162,31 @@ def _call(
     prompt: tuple[ChatMessage, ...] | str,
     max_tokens: int | None,
     max_tokens_field: str,
+    top: int | None,
 ) -> Call:
     if request.stream_options is not None and not request.stream:
-        raise BadRequest("conflicting_fields", "'stream_options' needs 'stream' to be true.", param="stream_options")
+        raise _conflict("stream_options", "'stream_options' needs 'stream' to be true.")
+    biases = request.logit_bias or {}
     return Call(
         model=request.model,
-        prompt=prompt,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        seed=request.seed,
-        max_tokens=max_tokens,
+        prompts=(prompt,),
+        wanted=Wanted(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            min_p=request.min_p,
+            repeat_penalty=request.repeat_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            logit_bias=tuple(sorted((int(token), float(bias)) for token, bias in biases.items())),
+            seed=request.seed,
+            deterministic=request.deterministic,
+            max_tokens=max_tokens,
+            stop=request.stop_sequences(),
+            logprobs=top,
+        ),
         max_tokens_field=max_tokens_field,
-        stop=request.stop_sequences(),
+        n=request.n or 1,
         stream=bool(request.stream),
         include_usage=request.stream_options is not None and request.stream_options.include_usage,
     )

@@ -11,6 +11,9 @@ from pydantic_core import PydanticCustomError
 from appliance.errors import BadRequest
 
 MAX_STOP_SEQUENCES = 4
+MAX_CHOICES = 8
+MAX_BIASES = 1024
+MAX_LOGPROBS = 20
 MAX_SEED = 2**32 - 2  # llama.cpp takes 2**32 - 1 for "draw one"
 _MAX_SHOWN_NAME = 64
 _FREE_KEYS = frozenset({"metadata", "logit_bias"})  # their keys are the caller's content, not names of fields
@@ -18,7 +21,9 @@ _FREE_KEYS = frozenset({"metadata", "logit_bias"})  # their keys are the caller'
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 # Not Literal: true == 1 and 0 == false there, and what is not honoured has to be refused.
 One = Annotated[int, Field(ge=1, le=1)]
-Zero = Annotated[float, Field(ge=0, le=0)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 def _refuse_true(value: bool) -> bool:
@@ -62,10 +67,13 @@ class _Request(_Closed):
     stream_options: StreamOptions | None = None
     user: Annotated[str, StringConstraints(max_length=512)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    n: One | None = None
-    presence_penalty: Zero | None = None
-    frequency_penalty: Zero | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repeat_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASES)] | None = None
+    deterministic: bool | None = None
 
     def stop_sequences(self) -> tuple[str, ...]:
         if self.stop is None:
@@ -76,7 +84,8 @@ class _Request(_Closed):
 class ChatCompletionRequest(_Request):
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
-    logprobs: Off | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
 
 
@@ -84,7 +93,7 @@ class CompletionRequest(_Request):
     prompt: Annotated[str, StringConstraints(min_length=1)]
     best_of: One | None = None
     echo: Off | None = None
-    logprobs: None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     suffix: None = None
 
 

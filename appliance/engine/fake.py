@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -19,6 +20,7 @@ from appliance.engine.types import (
     GenerationJob,
     LoadedModel,
     PromptReady,
+    TokenLogprob,
 )
 from appliance.errors import BadRequest, EngineFailed, Unavailable
 
@@ -168,7 +170,16 @@ class FakeEngine:
                 reason = "stop" if text.stopped else "length" if index + 1 == max_tokens else None
             if reason is not None:
                 released += text.finish()
-            yield Delta(text=released, token_ids=token.to_bytes(4, "little"))
+            logprobs = () if token == END_TOKEN else _measure(pieces[index], job.sampling.logprobs)
+            yield Delta(text=released, token_ids=token.to_bytes(4, "little"), logprobs=logprobs)
             if reason is not None:
                 yield Finished(reason="stop" if text.stopped else reason)
                 return
+
+
+def _measure(piece: bytes, top: int | None) -> tuple[TokenLogprob, ...]:
+    """Every token has probability 1/2; the alternatives halve from there."""
+    if top is None:
+        return ()
+    alternatives = tuple((piece + b"'" * rank, -math.log(2) * (rank + 1)) for rank in range(top))
+    return (TokenLogprob(token=piece, logprob=-math.log(2), top=alternatives),)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from client_sdk.wire import digests, names
+from client_sdk.wire import cbor, digests, names
 from client_sdk.wire.receipt import OutputFacts, PromptFacts, RequestFacts, StreamFacts
 from client_sdk.wire.stream import Checkpoint, StreamContext, next_chain
 
@@ -36,11 +36,16 @@ def request_facts(subject: Subject, *, method: str, route: str, body: bytes, com
     )
 
 
-def prompt_facts(subject: Subject, *, text: str, token_ids: bytes) -> PromptFacts:
+def prompt_facts(subject: Subject, prompts: Sequence[tuple[str, bytes]]) -> PromptFacts:
+    """`prompts` are (text, token ids as u32 little-endian): one prompt as it is, several as arrays of what they are."""
+    if len(prompts) == 1:
+        text, tokens = prompts[0][0].encode(), prompts[0][1]
+    else:
+        text, tokens = (cbor.encode(column) for column in zip(*prompts, strict=True))
     return PromptFacts(
-        text=subject.commit(names.LABEL_PROMPT_TEXT, text.encode()),
-        tokens=subject.commit(names.LABEL_PROMPT_TOKENS, token_ids),
-        count=len(token_ids) // 4,
+        text=subject.commit(names.LABEL_PROMPT_TEXT, text),
+        tokens=subject.commit(names.LABEL_PROMPT_TOKENS, tokens),
+        count=sum(len(token_ids) // 4 for _, token_ids in prompts),
     )
 
 

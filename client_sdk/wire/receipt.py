@@ -16,12 +16,26 @@ DECODING_FIELDS: Mapping[str, tuple[type, ...]] = {
     "temperature": (float,),
     "top_p": (float,),
     "top_k": (int,),
+    "min_p": (float,),
+    "repeat_penalty": (float,),
+    "presence_penalty": (float,),
+    "frequency_penalty": (float,),
+    "logit_bias": (bytes, type(None)),
     "seed": (int,),
+    "deterministic": (bool,),
     "max_tokens": (int,),
     "n": (int,),
+    "prompts": (int,),
+    "echo": (bool,),
+    "logprobs": (int, type(None)),
     "stop": (bytes, type(None)),
+    "response_format": (bytes, type(None)),
+    "tools": (bytes, type(None)),
+    "tool_choice": (str,),
+    "parallel_tool_calls": (bool,),
 }
-"""Every effective sampling parameter with the types it may have. `stop` is a commitment or null."""
+"""Every effective parameter of generation with the types it may have. Bytes are commitments, null where nothing of
+the kind is in force."""
 
 _MAX_EXECUTION_FACTS = 64
 

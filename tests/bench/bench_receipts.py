@@ -34,6 +34,7 @@ from tests.bench.harness import COMPLETIONS, Figure, ServedAppliance, completion
 from tests.bench.metered_serve import StopWatch
 from tests.simulators.attested import attested
 from tests.simulators.insecure_appliance import Options
+from tests.vectors import honest
 
 TOKENS = 128
 REPEATS = 400
@@ -91,8 +92,8 @@ class Made:
     def issue(self) -> bytes:
         """Everything from the finished answer to the signed receipt, every commitment included."""
         subject = self.subject
-        prompt = prompt_facts(subject, text="Once upon a time" * 8, token_ids=bytes(4 * 32))
-        decoding = {"temperature": 0.0, "top_p": 1.0, "top_k": 1, "seed": 0, "max_tokens": TOKENS, "n": 1, "stop": None}
+        prompt = prompt_facts(subject, [("Once upon a time" * 8, bytes(4 * 32))])
+        decoding = honest.whole_answer().decoding or {}
         execution = {"threads": 1, "batching": "none", "flash-attention": True, "template-date": None, "n-batch": 512}
         model = ModelFacts(
             name="smollm2-135m-instruct",

@@ -445,16 +445,37 @@ def _delta(route: str, piece: str, finish: str | None) -> dict[str, Any]:
 def _decoding(request: Mapping[str, Any], salt: bytes) -> dict[str, object]:
     request = {key: value for key, value in request.items() if value is not None}
     stop = request.get("stop") or None
-    stops = [stop] if isinstance(stop, str) else stop
     limit = request.get("max_completion_tokens", request.get("max_tokens"))
+    biases = {int(token): float(bias) for token, bias in request.get("logit_bias", {}).items()}
+    top = request.get("logprobs")
+
+    def committed(label: str, content: object) -> bytes | None:
+        return digests.commitment(salt, label, cbor.encode(content)) if content else None
+
     return {
         "temperature": float(request.get("temperature", 1.0)),
         "top_p": float(request.get("top_p", 1.0)),
         "top_k": request.get("top_k", 40),
+        "min_p": float(request.get("min_p", 0.0)),
+        "repeat_penalty": float(request.get("repeat_penalty", 1.0)),
+        "presence_penalty": float(request.get("presence_penalty", 0.0)),
+        "frequency_penalty": float(request.get("frequency_penalty", 0.0)),
+        "logit_bias": committed(names.LABEL_LOGIT_BIAS, biases),
         "seed": request.get("seed", 42),
+        "deterministic": request.get("deterministic", False),
         "max_tokens": 256 if limit is None else limit,
         "n": request.get("n", 1),
-        "stop": None if stops is None else digests.commitment(salt, names.LABEL_STOP, cbor.encode(stops)),
+        "prompts": len(request["prompt"]) if isinstance(request.get("prompt"), list) else 1,
+        "echo": request.get("echo", False),
+        "logprobs": (request.get("top_logprobs", 0) if top else None) if isinstance(top, bool) else top,
+        "stop": committed(names.LABEL_STOP, [stop] if isinstance(stop, str) else stop),
+        "response_format": committed(
+            names.LABEL_RESPONSE_FORMAT,
+            None if request.get("response_format") == {"type": "text"} else request.get("response_format"),
+        ),
+        "tools": committed(names.LABEL_TOOLS, request.get("tools")),
+        "tool_choice": request.get("tool_choice", "auto") if request.get("tools") else "none",
+        "parallel_tool_calls": request.get("parallel_tool_calls", True),
     }
 
 

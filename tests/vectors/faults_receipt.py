@@ -226,7 +226,7 @@ def form_faults() -> Iterator[Fault]:
         ("401-unknown-field", "a field nobody defined inside model", whole, put_in(-70006, alias="x")),
         ("402-integer-temperature", "temperature is the integer 1", whole, put_in(-70012, temperature=1)),
         ("403-parameter-missing", "top_p is missing", whole, lambda claims: claims[-70012].pop("top_p")),
-        ("404-parameter-unknown", "min_p was never defined", whole, put_in(-70012, min_p=0.5)),
+        ("404-parameter-unknown", "mirostat was never defined", whole, put_in(-70012, mirostat=2)),
         ("405-complete-unevaluated", "complete without prompt and output", whole, drop(-70011, -70012, -70014, -70016)),
         ("406-refused-evaluated", "a refusal with prompt and output", refused, lambda claims: claims.update(evaluated)),
         ("407-half-evaluated", "output without prompt", whole, drop(-70011)),

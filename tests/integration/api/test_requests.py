@@ -67,7 +67,10 @@ BAD: list[tuple[str, Any, tuple[int, str, str | None]]] = [
     (CHAT, {"stream": 1}, (400, "invalid_field", "stream")),
     (CHAT, {"stream_options": {"include_usage": True}}, (400, "conflicting_fields", "stream_options")),
     (CHAT, {"max_tokens": 1, "max_completion_tokens": 1}, (400, "conflicting_fields", "max_completion_tokens")),
-    (CHAT, {"logprobs": True}, (400, "invalid_field", "logprobs")),
+    (CHAT, {"logprobs": 1}, (400, "invalid_field", "logprobs")),
+    (CHAT, {"top_logprobs": 1}, (400, "conflicting_fields", "top_logprobs")),
+    (CHAT, {"logprobs": False, "top_logprobs": 0}, (400, "conflicting_fields", "top_logprobs")),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, (400, "invalid_field", "top_logprobs")),
     (CHAT, {"user": 7}, (400, "invalid_field", "user")),
     (CHAT, {"metadata": {"a": 1}}, (400, "invalid_field", "metadata")),
     (CHAT, {"max_tokens": 4096}, (400, "context_length_exceeded", "max_tokens")),
@@ -78,7 +81,8 @@ BAD: list[tuple[str, Any, tuple[int, str, str | None]]] = [
     (TEXT, {"echo": True}, (400, "invalid_field", "echo")),
     (TEXT, {"best_of": 2}, (400, "invalid_field", "best_of")),
     (TEXT, {"suffix": "x"}, (400, "invalid_field", "suffix")),
-    (TEXT, {"logprobs": 0}, (400, "invalid_field", "logprobs")),
+    (TEXT, {"logprobs": True}, (400, "invalid_field", "logprobs")),
+    (TEXT, {"top_logprobs": 1}, (400, "unknown_field", "top_logprobs")),
 ]
 
 
@@ -95,7 +99,6 @@ def test_b124_bad_requests(
 
 UNKNOWN: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": []}, "tools"),
-    (CHAT, {"top_logprobs": 1}, "top_logprobs"),
     (CHAT, {"Temperature": 1}, "Temperature"),
     (CHAT, {"max_token": 1}, "max_token"),
     (CHAT, {"prompt": "x"}, "prompt"),
@@ -155,12 +158,20 @@ RANGES: list[tuple[str, list[str], list[str]]] = [
     ("top_k", ["0", "1048576", "null"], ["-1", "1048577", "1.0", "1e3", "true", '"1"']),
     ("seed", ["0", "4294967294", "null"], ["-1", "4294967295", "1e400", "1.5", "true", "9" * 4000]),
     ("max_tokens", ["1", "100", "null"], ["0", "-1", "1.0", "1e9", "1000000000", "true"]),
-    ("n", ["1", "null"], ["0", "2", "5000000", "-1", "true", '"1"', "1e400", "1.0"]),
-    ("presence_penalty", ["0", "0.0", "null"], ["0.1", "-2", "1e308", "true", "false", '"0"']),
-    ("frequency_penalty", ["0", "0.0", "null"], ["0.1", "2", "1e308", "true", '"0"']),
+    ("n", ["1", "2", "8", "null"], ["0", "9", "5000000", "-1", "true", '"1"', "1e400", "1.0"]),
+    ("presence_penalty", ["0", "0.1", "-2", "2", "null"], ["-2.1", "2.1", "1e308", "true", "false", '"0"']),
+    ("frequency_penalty", ["0", "0.1", "-2", "2", "null"], ["2.1", "1e308", "true", '"0"']),
+    ("repeat_penalty", ["1", "0.01", "10", "null"], ["0", "-1", "10.1", "1e400", "true"]),
+    ("min_p", ["0", "0.05", "1", "null"], ["-0.1", "1.1", "1e400", "true"]),
+    ("deterministic", ["true", "false", "null"], ["0", "1", '"true"']),
+    ("logprobs", ["0", "20", "null"], ["-1", "21", "true", "1.0"]),
     ("echo", ["false", "null"], ["true", "0", '"false"']),
     ("best_of", ["1", "null"], ["2", "0", "true", "1.0"]),
-    ("logit_bias", ["{}", "null"], ['{"1":1}', '{"1":1e400}', "[]", "0"]),
+    (
+        "logit_bias",
+        ["{}", "null", '{"1":1}', '{"0":-100,"49151":100.0}'],
+        ['{"1":101}', '{"1":1e400}', '{"01":1}', '{"-1":1}', '{"x":1}', '{"1":true}', "[]", "0"],
+    ),
 ]
 
 

@@ -54,8 +54,8 @@ async def read_for_ever(reader: EventReader) -> None:
 
 async def test_events_come_in_order_and_the_job_ends() -> None:
     engine = Engine(ONE, TWO, END)
-    reader = EventReader(engine.events(), interrupts())
-    assert [await reader.next() for _ in range(3)] == [ONE, TWO, END]
+    reader = EventReader([engine.events()], interrupts())
+    assert [await reader.next() for _ in range(3)] == [(0, ONE), (0, TWO), (0, END)]
     with pytest.raises(RuntimeError, match="no more events"):
         await reader.next()
     await reader.aclose()
@@ -64,19 +64,19 @@ async def test_events_come_in_order_and_the_job_ends() -> None:
 
 async def test_a_wait_that_runs_out_loses_nothing() -> None:
     engine = Engine()
-    reader = EventReader(engine.events(), interrupts())
+    reader = EventReader([engine.events()], interrupts())
     assert await reader.next(0.01) is None
     assert await reader.next(0.0) is None
     engine.queue.put_nowait(ONE)
-    assert await reader.next(5.0) == ONE
+    assert await reader.next(5.0) == (0, ONE)
     await reader.aclose()
     assert engine.closed
 
 
 async def test_what_the_engine_raises_comes_after_what_it_said() -> None:
-    reader = EventReader(Engine(ONE, EngineFailed("engine_failed", "gone")).events(), interrupts())
+    reader = EventReader([Engine(ONE, EngineFailed("engine_failed", "gone")).events()], interrupts())
     await asyncio.sleep(0)
-    assert await reader.next() == ONE
+    assert await reader.next() == (0, ONE)
     with pytest.raises(EngineFailed):
         await reader.next()
     await reader.aclose()
@@ -85,8 +85,8 @@ async def test_what_the_engine_raises_comes_after_what_it_said() -> None:
 @pytest.mark.parametrize("waiting", [True, False])
 async def test_a_client_that_leaves_ends_the_job(waiting: bool) -> None:
     engine, around = Engine(ONE, *() if waiting else (TWO,)), interrupts()
-    reader = EventReader(engine.events(), around)
-    assert await reader.next() == ONE
+    reader = EventReader([engine.events()], around)
+    assert await reader.next() == (0, ONE)
     asyncio.get_running_loop().call_soon(around.gone.set_result, None)
     with pytest.raises(ClientGone):
         await read_for_ever(reader)
@@ -96,12 +96,12 @@ async def test_a_client_that_leaves_ends_the_job(waiting: bool) -> None:
 
 async def test_the_end_of_the_appliance_and_the_deadline_cut_a_wait() -> None:
     stopped = interrupts()
-    reader = EventReader(Engine().events(), stopped)
+    reader = EventReader([Engine().events()], stopped)
     asyncio.get_running_loop().call_later(0.01, stopped.stopping.set_result, None)
     with pytest.raises(Unavailable):
         await reader.next()
     await reader.aclose()
-    late = EventReader(Engine().events(), interrupts(seconds=0.02))
+    late = EventReader([Engine().events()], interrupts(seconds=0.02))
     with pytest.raises(DeadlineExceeded):
         await late.next()
     await late.aclose()
@@ -110,7 +110,23 @@ async def test_the_end_of_the_appliance_and_the_deadline_cut_a_wait() -> None:
 async def test_the_appliance_keeps_nothing_of_an_answer_that_has_ended() -> None:
     around = interrupts()
     for _ in range(3):
-        reader = EventReader(Engine(ONE, END).events(), around)
-        assert await reader.next() == ONE
+        reader = EventReader([Engine(ONE, END).events()], around)
+        assert await reader.next() == (0, ONE)
         await reader.aclose()
         assert not around.stopping._callbacks  # the future lives as long as the appliance
+
+
+async def test_events_of_several_jobs_come_with_the_index_of_theirs_and_can_be_put_back() -> None:
+    first, second = Engine(ONE, END), Engine()
+    reader = EventReader([first.events(), second.events()], interrupts())
+    early = [await reader.next(), await reader.next()]
+    assert early == [(0, ONE), (0, END)]
+    second.queue.put_nowait(TWO)
+    reader.unread(event for event in early if event is not None)
+    assert [await reader.next() for _ in range(3)] == [*early, (1, TWO)]
+    second.queue.put_nowait(EngineFailed("engine_failed", "gone"))
+    with pytest.raises(EngineFailed):
+        await reader.next()
+    await reader.aclose()
+    assert first.closed
+    assert second.closed

@@ -35,6 +35,14 @@ ASKED: dict[str, Any] = {
     "seed": 7,
     "max_tokens": 16,
     "n": 1,
+    "min_p": 0.1,
+    "repeat_penalty": 1.1,
+    "presence_penalty": 1,
+    "frequency_penalty": -0.5,
+    "logit_bias": {"17": 2, "4": -1.5},
+    "deterministic": True,
+    "logprobs": True,
+    "top_logprobs": 3,
     "stop": ["\n", "Q:"],
     "user": "somebody",
 }
@@ -202,6 +210,20 @@ FAULTS: list[tuple[str, Rejection, Fault]] = [
     ("B084-seed", R.PARAMETER_MISMATCH, decoding(seed=8)),
     ("B084-max-tokens", R.PARAMETER_MISMATCH, decoding(max_tokens=17)),
     ("B084-n", R.PARAMETER_MISMATCH, decoding(n=2)),
+    ("B084-min-p", R.PARAMETER_MISMATCH, decoding(min_p=0.0)),
+    ("B084-repeat-penalty", R.PARAMETER_MISMATCH, decoding(repeat_penalty=1.0)),
+    ("B084-presence-penalty", R.PARAMETER_MISMATCH, decoding(presence_penalty=0.0)),
+    ("B084-frequency-penalty", R.PARAMETER_MISMATCH, decoding(frequency_penalty=0.5)),
+    ("B084-logit-bias", R.PARAMETER_MISMATCH, decoding(logit_bias=seeded("other bias"))),
+    ("B084-logit-bias-dropped", R.PARAMETER_MISMATCH, decoding(logit_bias=None)),
+    ("B084-deterministic", R.PARAMETER_MISMATCH, decoding(deterministic=False)),
+    ("B084-logprobs", R.PARAMETER_MISMATCH, decoding(logprobs=2)),
+    ("B084-logprobs-dropped", R.PARAMETER_MISMATCH, decoding(logprobs=None)),
+    ("B084-prompts", R.PARAMETER_MISMATCH, decoding(prompts=2)),
+    ("B084-echo-unasked", R.PARAMETER_MISMATCH, decoding(echo=True)),
+    ("B084-format-unasked", R.PARAMETER_MISMATCH, decoding(response_format=seeded("a format"))),
+    ("B084-tools-unasked", R.PARAMETER_MISMATCH, decoding(tools=seeded("tools"))),
+    ("B084-tool-choice", R.PARAMETER_MISMATCH, decoding(tool_choice="auto")),
     ("B084-stop", R.PARAMETER_MISMATCH, decoding(stop=seeded("other stop"))),
     ("B084-stop-dropped", R.PARAMETER_MISMATCH, decoding(stop=None)),
     ("stop-not-asked-for", R.PARAMETER_MISMATCH, asked(stop=None)),
@@ -247,7 +269,7 @@ def test_every_parameter_sent_is_a_check_of_its_own() -> None:
     client = attested()
     receipt = client.verify(client.answer(**ASKED))
     passed = {check.name for check in receipt.checks if check.status == "passed"}
-    sent = {"temperature", "top_p", "top_k", "seed", "max_tokens", "n", "stop"}
+    sent = set(ASKED) - {"user", "top_logprobs"}
     assert {f"parameter {name}" for name in sent} <= passed
     assert receipt.opened
     assert receipt.digest == digests.receipt_link(cose.redacted(receipt.raw, limit_bytes=names.LIMIT_RECEIPT_BYTES))
@@ -265,6 +287,11 @@ def test_every_parameter_sent_is_a_check_of_its_own() -> None:
         {"max_completion_tokens": 5},
         {"frequency_penalty": 0, "presence_penalty": 0.0, "logprobs": False, "stream": False},
         {"metadata": {"a": "b"}},
+        {"logit_bias": {}, "tools": [], "response_format": {"type": "text"}, "echo": False, "best_of": 1},
+        {"logprobs": 5},
+        {"logprobs": True},
+        {"response_format": {"type": "json_object"}},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
     ],
 )
 def test_requests_whose_effect_the_receipt_states(parameters: dict[str, Any]) -> None:
@@ -332,7 +359,7 @@ def test_redacted_receipt_verifies_offline_and_opens_nothing() -> None:
     redacted = cose.redacted(answer.receipt, limit_bytes=names.LIMIT_RECEIPT_BYTES)
     receipt = verify_receipt(redacted, answer.exchange, client.result, client.policy, accept_redacted=True)
     closed = {check.name for check in receipt.checks if check.status == "not checked"}
-    assert {"request body", "response body", "stop strings", "output text 0"} <= closed
+    assert {"request body", "response body", "stop as sent", "logit_bias as sent", "output text 0"} <= closed
     assert not receipt.opened
     assert receipt.digest == client.verify(answer).digest
 

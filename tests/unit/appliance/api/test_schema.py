@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.api.dialects import ChatDialect, CompletionDialect
-from appliance.api.schema import MAX_SEED, ChatCompletionRequest, CompletionRequest, parse
+from appliance.api.schema import MAX_CHOICES, MAX_SEED, ChatCompletionRequest, CompletionRequest, parse
+from appliance.engine.types import TokenLogprob
 from appliance.errors import BadRequest
-from appliance.exchange import Call, Dialect, Heading, Usage
+from appliance.exchange import Call, Choice, Dialect, Heading, Piece, Usage
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
 JSON = st.recursive(
@@ -40,9 +41,11 @@ def test_any_values_are_a_call_or_a_bad_request_of_one_line(fields: dict[str, An
             assert outcome.param is None or len(outcome.param) < 200
             assert outcome.message.isprintable()
         else:
-            assert outcome.temperature is None or 0 <= outcome.temperature <= 2
-            assert outcome.seed is None or 0 <= outcome.seed <= MAX_SEED
-            assert all(stop for stop in outcome.stop)
+            wanted = outcome.wanted
+            assert wanted.temperature is None or 0 <= wanted.temperature <= 2
+            assert wanted.seed is None or 0 <= wanted.seed <= MAX_SEED
+            assert all(stop for stop in wanted.stop)
+            assert 1 <= outcome.n <= MAX_CHOICES
 
 
 def attempt(dialect: Dialect, body: bytes) -> Call | BadRequest:
@@ -57,7 +60,7 @@ def test_content_arrives_as_it_was_sent(user: str, messages: list[tuple[str, str
     fields = {"model": "m", "user": user, "messages": [{"role": role, "content": text} for role, text in messages]}
     for escaped in (True, False):
         call = DIALECTS[0].parse(json.dumps(fields, ensure_ascii=escaped).encode())
-        assert [(message.role, message.content) for message in call.prompt] == messages  # type: ignore[union-attr]
+        assert [(message.role, message.content) for message in call.prompts[0]] == messages  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("key", ["secret", "ключ", "a[0].b", "str"])
@@ -73,7 +76,7 @@ def test_which_name_of_the_limit_is_blamed() -> None:
     base = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     for name in ("max_tokens", "max_completion_tokens"):
         call = DIALECTS[0].parse(json.dumps({**base, name: 5}).encode())
-        assert (call.max_tokens, call.max_tokens_field) == (5, name)
+        assert (call.wanted.max_tokens, call.max_tokens_field) == (5, name)
     with pytest.raises(BadRequest) as caught:
         DIALECTS[1].parse(b'{"model":"m","prompt":"x","max_completion_tokens":1}')
     assert caught.value.code == "unknown_field"
@@ -84,18 +87,29 @@ def test_the_schema_refuses_to_be_asked_twice() -> None:
         parse(CompletionRequest, b'{"model":"m","prompt":"x","prompt":"x"}')
 
 
-@given(TEXT)
-def test_frames_are_one_block_whatever_the_text(text: str) -> None:
+@given(TEXT, st.sampled_from([None, 0, 2]))
+def test_frames_are_one_block_whatever_the_text(text: str, logprobs: int | None) -> None:
     heading = Heading(identifier="ab" * 16, created=1, model="m", include_usage=True)
     for dialect in DIALECTS:
         usage = Usage(prompt_tokens=1, completion_tokens=2)
-        blocks = [dialect.delta(heading, text), *dialect.opening(heading), *dialect.closing(heading, "stop", usage)]
+        choice = Choice(3, measured=logprobs is not None)
+        measured = TokenLogprob(token=text.encode(), logprob=-0.5, top=((b"\xf0\n", -0.25),) * (logprobs or 0))
+        piece = choice.take(text, bytes(4), (measured,) if logprobs is not None else ()) or Piece(text="")
+        choice.output.finish = "stop"
+        blocks = [
+            *dialect.opening(heading, [choice]),
+            dialect.delta(heading, choice, piece),
+            dialect.finish(heading, choice),
+            *dialect.closing(heading, usage),
+        ]
         for block in blocks:
             assert block.startswith(b"data: {")
             assert block.endswith(b"}\n\n")
             assert block.count(b"\n") == 2
             assert b"\r" not in block
-        whole = json.loads(dialect.whole(heading, text, "stop", usage))
-        choice = whole["choices"][0]
-        assert text == (choice["message"]["content"] if "message" in choice else choice["text"])
+        whole = json.loads(dialect.whole(heading, [choice], usage))
+        (document,) = whole["choices"]
+        assert (document["index"], document["finish_reason"]) == (3, "stop")
+        assert text == (document["message"]["content"] if "message" in document else document["text"])
+        assert (document["logprobs"] is None) == (logprobs is None)
         assert whole["usage"]["total_tokens"] == 3

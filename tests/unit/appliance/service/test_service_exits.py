@@ -318,7 +318,7 @@ async def test_an_engine_that_ends_without_an_end_is_a_fault(stream: bool) -> No
     engine.ready = True
     rig = Rig(engine)
     wire = rig.post(chat(stream=stream))
-    with pytest.raises(StopAsyncIteration):
+    with pytest.raises(RuntimeError, match="no more events"):
         await wire.done()
     rig.only(wire, "error")
 

@@ -100,6 +100,28 @@ async def test_no_text_means_no_frame_but_every_token_counts() -> None:
 
 # Commitments, recomputed by the other reader
 
+DEFAULTS: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": None,
+    "deterministic": False,
+    "max_tokens": 4087,
+    "n": 1,
+    "prompts": 1,
+    "echo": False,
+    "logprobs": None,
+    "stop": None,
+    "response_format": None,
+    "tools": None,
+    "tool_choice": "none",
+    "parallel_tool_calls": True,
+}
+
 
 @ROUTES
 @pytest.mark.parametrize("stream", [False, True])
@@ -120,9 +142,7 @@ async def test_every_commitment_opens_to_what_was_there(route: str, stream: bool
         held["response"] = wire.body
     assert len(reference.check_content(claims, salt, held)) == 6 + (not stream)
     decoding = {**claims[-70012], "stop": None}
-    assert decoding == {
-        "temperature": 1.0, "top_p": 0.5, "top_k": 3, "seed": 11, "max_tokens": 9, "n": 1, "stop": None
-    }  # fmt: skip
+    assert decoding == {**DEFAULTS, "top_p": 0.5, "top_k": 3, "seed": 11, "max_tokens": 9}
     assert isinstance(decoding["temperature"], float)
     assert claims[6] == 1_800_000_000
     assert claims[-70016]["template-date"] == "2027-01-15"
@@ -134,8 +154,7 @@ async def test_defaults_are_resolved_and_seeds_differ() -> None:
         await rig.ask(chat())
     decodings = [rig.claims(receipt)[-70012] for receipt in rig.receipts]
     assert len({decoding["seed"] for decoding in decodings}) == 3
-    fixed = [{k: v for k, v in decoding.items() if k != "seed"} for decoding in decodings]
-    assert fixed[0] == {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 4087, "n": 1, "stop": None}
+    assert decodings[0] == {**DEFAULTS, "seed": decodings[0]["seed"]}
     assert all(0 <= decoding["seed"] <= 2**31 - 1 for decoding in decodings)
     assert len({rig.salt(receipt) for receipt in rig.receipts}) == 3
 
