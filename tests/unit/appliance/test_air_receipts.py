@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from appliance import boot
 from appliance.attestation.insecure import InsecureAttester
+from appliance.attestation.responder import InForce
 from appliance.config import AttestationConfig, Config, ModelConfig, ReceiptsConfig, ServerConfig
 from appliance.errors import BootError
 from appliance.identity import make_keys
@@ -20,6 +21,8 @@ from appliance.receipts.transcript import Subject
 from client_sdk.air import AirPolicy, verify_air
 from client_sdk.wire.attestation import EvidenceItem
 from client_sdk.wire.receipt import ModelFacts
+from client_sdk.wire.stream import decode_base64url
+from tests.unit.appliance.service.rig import Rig, chat
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "tee"
 TDX = EvidenceItem(kind="tdx", content=(VECTORS / "tdx/v4_b0c06f_uptodate.quote.bin").read_bytes())
@@ -134,3 +137,18 @@ def test_the_appliance_issues_them_only_where_air_has_a_layout() -> None:
 
 def test_they_are_off_by_default() -> None:
     assert Config().receipts.air is False
+
+
+async def test_the_header_comes_with_whole_answers_alone() -> None:
+    rig, made = Rig(), issuer()
+    in_force = InForce(attestation=IN_FORCE, binder=None)
+    made.remember(IN_FORCE, [TDX])
+    rig.service._air = made
+    whole = await rig.ask(chat(), headers={"x-inference-nonce": "02" * 32}, latched=in_force)
+    receipt = decode_base64url(whole.headers["x-air-receipt"].encode(), limit_bytes=8192)
+    demanded = AirPolicy(nonce=b"\x02" * 32, response_hash=hashlib.sha256(whole.body).digest())
+    claims = verify_air(receipt, key=PUBLIC, policy=demanded, now=0).claims
+    assert claims.cti.hex() == whole.headers["x-receipt-id"]
+    for body in (chat(stream=True), chat(model="another")):
+        assert "x-air-receipt" not in (await rig.ask(body, latched=in_force)).headers
+    assert "x-air-receipt" not in (await rig.ask(chat())).headers
