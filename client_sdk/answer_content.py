@@ -93,8 +93,12 @@ class DeltaCollector:
         if frame.get("error") is not None:
             return FrameMeaning(error=True, usage=False, finished=frozenset())
         finished = set()
+        spoken: set[int] = set()
         for choice in reader.choices(frame):
             index = reader.index(choice)
+            if index in spoken:
+                reader.fail("a choice comes twice in one frame")
+            spoken.add(index)
             text = reader.text_of(self._route, choice, "delta")
             self._chars += len(text)
             if self._chars > MAX_STREAM_TEXT_CHARS:
@@ -158,9 +162,9 @@ class _Reader:
 
     def json(self, data: bytes) -> object:
         try:
-            return json.loads(data.decode())
+            return json.loads(data.decode(), object_pairs_hook=_unique)
         except (ValueError, RecursionError):
-            self.fail("not JSON")
+            self.fail("not JSON with distinct keys")
 
     def record(self, value: object, name: str) -> Mapping[str, object]:
         if type(value) is not dict:

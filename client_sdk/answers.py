@@ -95,7 +95,7 @@ class BlockReader:
             return ""
         if not isinstance(frame, dict):
             return ""
-        if "error" in frame:
+        if frame.get("error") is not None:
             self.error = data
             return ""
         if isinstance(frame.get("id"), str):

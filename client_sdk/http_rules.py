@@ -122,9 +122,13 @@ def read_head(outgoing: Outgoing, status: int, headers: RawHeaders) -> Head:
         raise AuthenticityError(Rejection.REDIRECT, f"the appliance answered with a redirect ({status})")
     if (_single(headers, "content-encoding") or "identity").lower() != "identity":
         raise AuthenticityError(Rejection.CONTENT_ENCODING, "the answer is content-coded; identity was asked for")
-    media = media_type(_single(headers, "content-type"))
+    content_type = _single(headers, "content-type")
+    media = media_type(content_type)
     if not outgoing.judged:
         return Head(status=status, media_type=media, receipt_id=None, receipt=None, kind="operational")
+    if (content_type or "").partition(";")[2].strip().lower() not in ("", "charset=utf-8"):
+        # No receipt binds these parameters, and HTTP libraries decode the text by them.
+        raise MalformedError(Rejection.MALFORMED_RESPONSE, "the answer's media type has parameters other than UTF-8")
     receipt_id = _receipt_id(headers)
     if receipt_id is None:
         if status not in NO_RECEIPT_STATUSES:

@@ -20,13 +20,14 @@ from typing import Any
 import h11
 import httpcore
 
-from client_sdk.errors import AuthenticityError, Rejection
+from client_sdk.errors import AuthenticityError, MalformedError, Rejection
 from client_sdk.tls import TlsFailure, TlsSession
 
 READ_BYTES = 65_536
 WRITE_BYTES = 65_536
 PLAINTEXT_BYTES = 16_384
 HANG_UP_CHECK_S = 0.5
+MAX_INCOMPLETE_BYTES = 100 * 1024  # of a response head, as in httpcore: what it still reads must be watched
 
 
 class _Arrived(enum.Enum):
@@ -91,7 +92,7 @@ class _ResponseWatch:
 
     def __init__(self, request_start: bytes) -> None:
         method = request_start.partition(b" ")[0]
-        self._http: h11.Connection | None = h11.Connection(h11.CLIENT)
+        self._http: h11.Connection | None = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_INCOMPLETE_BYTES)
         try:
             # How an answer ends depends on the method and on nothing else of its request.
             self._http.send(h11.Request(method=method, target="/", headers=[("host", "x")]))
@@ -100,7 +101,10 @@ class _ResponseWatch:
             self._http = None
 
     def received(self, data: bytes) -> None:
-        """Raises AuthenticityError (UNSOLICITED_BYTES). What is not HTTP is left to httpcore to refuse."""
+        """Raises AuthenticityError (UNSOLICITED_BYTES), MalformedError (MALFORMED_RESPONSE) for what is not HTTP.
+
+        An answer that ends too early is left to httpcore: that is trouble of the network, not a verdict.
+        """
         if self._http is None:
             return
         try:
@@ -108,9 +112,11 @@ class _ResponseWatch:
             while (event := self._http.next_event()) is not h11.NEED_DATA:
                 if isinstance(event, h11.EndOfMessage | h11.ConnectionClosed) or event is h11.PAUSED:
                     break
-        except h11.RemoteProtocolError:
+        except h11.RemoteProtocolError as error:
             self._http = None
-            return
+            if not data:
+                return
+            raise MalformedError(Rejection.MALFORMED_RESPONSE, "the server's answer is not valid HTTP/1.1") from error
         if self._http.their_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED) and self._http.trailing_data[0]:
             raise AuthenticityError(Rejection.UNSOLICITED_BYTES, "bytes follow the server's answer")
 

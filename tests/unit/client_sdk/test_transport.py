@@ -251,6 +251,36 @@ def test_an_answer_beyond_the_limit_is_rejected(wired: WiredAppliance) -> None:
     assert caught.value.code == Rejection.MALFORMED_RESPONSE
 
 
+UNASKED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize("filler", [0, 60_000], ids=["small head", "large head"])
+def test_an_answer_that_follows_another_at_once_is_rejected(wired: WiredAppliance, filler: int) -> None:
+    """A head that only httpcore's parser still takes must not hide what comes behind the answer."""
+    wired.edit_response = lambda r: replace(r.having("x-filler", "a" * filler), trailing=UNASKED)
+    assert rejected(wired).code == Rejection.UNSOLICITED_BYTES
+
+
+@pytest.mark.parametrize("charset", ["utf-7", "utf-16", "latin-1", '"utf-7"', "utf-8; charset=utf-7"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_head_cannot_choose_how_verified_bytes_are_read(wired: WiredAppliance, charset: str, stream: bool) -> None:
+    """No receipt binds the parameters of the media type, and httpx would decode the text by them."""
+
+    def edit(response: Response) -> Response:
+        media = response.header("content-type")
+        return response.without("content-type").having("content-type", f"{media}; charset={charset}")
+
+    wired.edit_response = edit
+    assert rejected(wired, chat_request(stream=True) if stream else None).code == Rejection.MALFORMED_RESPONSE
+
+
+def test_saying_that_json_is_utf8_changes_nothing(wired: WiredAppliance) -> None:
+    media = "application/json; charset=UTF-8"
+    wired.edit_response = lambda r: r.without("content-type").having("content-type", media)
+    with client_for(wired) as client:
+        assert client.post(CHAT, json=chat_request()).json()["choices"]
+
+
 def test_bytes_that_answer_no_request_are_rejected(wired: WiredAppliance) -> None:
     wired.edit_response = lambda r: replace(r, later=b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
     with client_for(wired) as client:
