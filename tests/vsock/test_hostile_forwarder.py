@@ -1,4 +1,4 @@
-"""A forwarder needs no trust: one that changes, repeats, drops or diverts what it carries is caught, and gets nothing."""
+"""A forwarder needs no trust: one that changes, repeats, drops or diverts what it carries is caught."""
 
 from __future__ import annotations
 
