@@ -82,7 +82,8 @@ def _is_ocsp_answer(data: bytes) -> bool:
 
 def _recognise_json(data: bytes) -> Endorsements:
     try:
-        document = json.loads(data)
+        text = data.decode()  # UTF-8 alone: from bytes, json would guess at others
+        document = json.loads(text)
     except (ValueError, RecursionError):
         raise WireError(_CODE, "not JSON") from None
     if isinstance(document, list) and document[:1] and isinstance(document[0], list) and document[0][:1] == ["JWT"]:
@@ -92,5 +93,5 @@ def _recognise_json(data: bytes) -> Endorsements:
     if "keys" in document:
         return Endorsements(jwks=data)
     if "tcb_info" in document and "qe_identity" in document:
-        return Endorsements(collateral=(data.decode(),))
+        return Endorsements(collateral=(text,))
     raise WireError(_CODE, "JSON that is neither DCAP collateral, event log nor key set")
