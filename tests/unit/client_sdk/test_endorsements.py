@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from client_sdk import Appliance, AsyncAppliance, Policy, UnsafeAcceptInsecure
 from client_sdk import endorsements as fetching
 from client_sdk.cli import run
 from client_sdk.endorsement_files import load_directory, recognise_file
@@ -36,6 +37,8 @@ from client_sdk.tee import x509 as sdk_x509
 from client_sdk.tee.nvidia import abi as nvidia
 from client_sdk.tee.snp import abi, kds
 from tests.simulators import intel
+from tests.simulators.insecure_appliance import MODEL
+from tests.simulators.wired_appliance import WiredAppliance
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "tee"
 NOW = 1_750_000_000.0
@@ -522,3 +525,29 @@ def test_command_line_takes_what_the_cache_has(tmp_path: Path, capsys: pytest.Ca
     blocked = [str(tmp_path / "file" / "inner") if a is out else str(a) for a in asked]
     capsys.readouterr()
     assert run(blocked) == 2
+
+
+def test_sessions_read_their_directory_once_and_name_the_file_at_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, policy = tmp_path / "endorsements", tmp_path / "policy.toml"
+    directory.mkdir()
+    (directory / "chain.pem").write_bytes((VECTORS / "snp/chain_milan_ask_ark_asvk.pem").read_bytes())
+    with WiredAppliance() as wired:
+        pins = {MODEL: frozenset({wired.simulator.model.identity})}
+        policy.write_text(Policy(models=pins, insecure=UnsafeAcceptInsecure()).to_toml())
+        with Appliance(wired.url, policy=policy, endorsements=directory) as appliance:
+            given = appliance._judge.session._endorsements
+            assert given is not None
+            assert len(given.certificates) == 3
+            appliance.attest()
+        arguments = [wired.url, "--policy", str(policy), "--endorsements", str(directory)]
+        saved = tmp_path / "saved"
+        assert run(["attest", *arguments]) == 0
+        assert run(["chat", *arguments, "--model", MODEL, "--no-stream", "--save", str(saved), "2+2?"]) == 0
+        assert run(["verify", str(saved), *arguments[1:]]) == 0
+        (directory / "junk").write_bytes(b"junk")
+        assert run(["attest", *arguments]) == 2
+        assert "junk" in capsys.readouterr().err
+        with pytest.raises(PolicyFileError, match="junk"):
+            AsyncAppliance(wired.url, policy=policy, endorsements=directory)
