@@ -23,6 +23,7 @@ IN_GUEST = os.environ.get("VSOCK_TEST_GUEST") == "1"
 WAYS = ("vsock",) if IN_GUEST else ("unix", "hybrid")
 PORT, PLAIN_PORT = 5000, 5001
 START_LIMIT_S = 120.0
+SETTINGS = {"APPLIANCE_LIMITS_HANDSHAKE_S": "4"}  # pinned, and short: some of the peers here stall on purpose
 
 
 @dataclass
@@ -37,7 +38,9 @@ class Program:
     def __enter__(self) -> Program:
         with self.log.open("wb") as log:
             command = [sys.executable, "-m", "appliance", *self.arguments]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment(self.environ))
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment({**SETTINGS, **self.environ})
+            )
         self.found = wait_for(self._serving, limit_s=START_LIMIT_S, what=f"{self.arguments[0]} serves")
         return self
 
@@ -93,7 +96,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def policy_file(directory: Path, model: str) -> Path:
     both = ("--model", model, "--attester", "insecure", "--listen", "unix:/a", "--unsafe-plain-http-listen", "unix:/b")
-    return make_policy(directory / "policy", both)
+    return make_policy(directory / "policy", both, SETTINGS)
 
 
 @pytest.fixture(scope="session")

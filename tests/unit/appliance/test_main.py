@@ -100,6 +100,9 @@ def test_config_prints_what_is_in_force_and_its_digest(tmp_path: Path) -> None:
         (("config",), {"APPLIANCE_RA_TLS": "ture"}, ["APPLIANCE_RA_TLS"]),
         (("config", "--listen", "0.0.0.0:8443"), {}, ["0.0.0.0:8443", "no API keys"]),
         (("config", "--listen", "8443"), {}, ["expected HOST:PORT"]),
+        (("config", "--listen", "vsock:abc"), {}, ["server.listen", "'abc' is no vsock port"]),  # B099
+        (("config",), {"APPLIANCE_SERVER_LISTEN": "vsock:4294967296"}, ["server.listen", "is no vsock port"]),
+        (("config", "--unsafe-plain-http-listen", "0.0.0.0:80"), {}, ["unsafe_plain_http_listen", "loopback"]),
         (("config", "--model", "a", "--model", "a"), {}, ["a name appears twice"]),
         (("reference-values",), {}, ["no model is configured"]),
     ],
