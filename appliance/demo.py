@@ -45,7 +45,7 @@ class Demo:
         OUTPUT.mkdir(mode=0o700)
         self._step("1. Fetch the model (98 MB, pinned by its SHA-256)")
         self._call("appliance", "models", "pull", MODEL)
-        self._step("2. Compute what this appliance will be, offline, and make the caller's policy from it")
+        self._step("2. Offline: what this appliance must be, and the caller's policy from it")
         reference = OUTPUT / "reference-values.toml"
         text = self._call("appliance", "reference-values", "--model", MODEL, "--attester", "insecure", save=reference)
         self._console.print(text.rstrip(), style="dim", markup=False, soft_wrap=True)
@@ -59,7 +59,7 @@ class Demo:
             str(self._policy),
             "--unsafe-accept-insecure",
         )
-        self._step("3. Start the appliance (no TEE here, so the attester is 'insecure', and everything says so)")
+        self._step("3. Start the appliance (no TEE: attester 'insecure', and it says so)")
         server = self._start_server()
         try:
             self._step("4. Attest it: nonce, TLS exporter, evidence, channel proof, policy")
