@@ -85,7 +85,7 @@ def claim(subject: Subject, call: Call, sampling: SamplingParams, max_tokens: in
         "max_tokens": max_tokens,
         "n": call.n,
         "prompts": len(call.prompts),
-        "echo": False,
+        "echo": call.echo,
         "logprobs": sampling.logprobs,
         "stop": committed(names.LABEL_STOP, list(sampling.stop)),
         "response_format": None,
@@ -93,6 +93,12 @@ def claim(subject: Subject, call: Call, sampling: SamplingParams, max_tokens: in
         "tool_choice": "none",
         "parallel_tool_calls": True,
     }
+
+
+def echoed(call: Call, index: int) -> str:
+    """The prompt of choice `index` where the request wants it in front of the answer."""
+    prompt = call.prompts[index // call.n]
+    return prompt if call.echo and isinstance(prompt, str) else ""
 
 
 def execution(facts: Sequence[Mapping[str, object]]) -> Mapping[str, object]:

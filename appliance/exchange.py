@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from appliance.engine.types import ChatMessage, TokenLogprob
+from appliance.engine.types import PromptInput, TokenLogprob
 from appliance.receipts.issuer import ChainScope
 from appliance.receipts.transcript import OutputTranscript
 
@@ -36,12 +36,13 @@ class Call:
     """One parsed request: `n` choices for each of the prompts, in that order."""
 
     model: str
-    prompts: tuple[tuple[ChatMessage, ...] | str, ...]
+    prompts: tuple[PromptInput, ...]
     wanted: Wanted
     max_tokens_field: str
     n: int
     stream: bool
     include_usage: bool
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +76,12 @@ class Piece:
 class Choice:
     """One choice while it grows: what the receipt says of it, and what its JSON needs."""
 
-    __slots__ = ("_offset", "_pending", "index", "measured", "output")
+    __slots__ = ("_offset", "_pending", "echoed", "index", "measured", "output")
 
-    def __init__(self, index: int, *, measured: bool) -> None:
+    def __init__(self, index: int, *, measured: bool, echoed: str = "") -> None:
         self.index = index
+        self.echoed = echoed
+        """The prompt, where it was asked for in front of the answer."""
         self.output = OutputTranscript()
         self.measured: list[Piece] | None = [] if measured else None
         """Every piece so far where log probabilities were asked for, else None."""

@@ -122,7 +122,10 @@ class Answer:
 
     def begin(self, call: Call, sampling: SamplingParams, ready: Mapping[int, PromptReady]) -> None:
         """The engine has taken every prompt: from now on the receipt speaks of an evaluation."""
-        self.choices = tuple(Choice(index, measured=sampling.logprobs is not None) for index in range(len(ready)))
+        measured = sampling.logprobs is not None
+        self.choices = tuple(
+            Choice(index, measured=measured, echoed=decoding.echoed(call, index)) for index in range(len(ready))
+        )
         self._execution = [ready[index].execution for index in range(len(ready))]
         prompts = [ready[index] for index in range(0, len(ready), call.n)]
         self.evaluation = Evaluation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
+from dataclasses import replace
 
 from client_sdk.answer_content import AnswerContent, prompts_asked
 from client_sdk.checks import CheckLog, shown
@@ -14,7 +15,7 @@ from client_sdk.wire.receipt import OutputFacts, ReceiptClaims
 _REDACTED = "the receipt came without its salt"
 
 # Request fields that ask for no sampling parameter: bound by the commitment to the request, or compared elsewhere.
-_NO_PARAMETER = frozenset({"model", "messages", "prompt", "stream", "stream_options", "user", "metadata"})
+_NO_PARAMETER = frozenset({"model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "suffix"})
 # Compared whether they were sent or not: see `_content` and `_derived`.
 _OWN_RULES = frozenset({"stop", "logit_bias", "response_format", "tools", "tool_choice", "logprobs", "top_logprobs"})
 _FLOAT_PARAMETERS = frozenset(
@@ -34,7 +35,6 @@ _PARAMETERS = {
 # Values that ask for nothing, so that a receipt which does not mention the field hides nothing.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
-    "suffix": ("",),
     "store": (False,),
 }
 
@@ -164,7 +164,9 @@ def _biases(log: CheckLog, sent: object) -> object:
         )
 
 
-def output(log: CheckLog, claims: ReceiptClaims, content: AnswerContent, salt: bytes | None) -> None:
+def output(
+    log: CheckLog, claims: ReceiptClaims, content: AnswerContent, request: Mapping[str, object], salt: bytes | None
+) -> None:
     """The text of every choice, its end, the counts, the id and the model name, as the receipt has them."""
     assert claims.model is not None
     for response_id in content.response_ids:
@@ -180,6 +182,8 @@ def output(log: CheckLog, claims: ReceiptClaims, content: AnswerContent, salt: b
         log.equal("number of choices", Rejection.OUTPUT_MISMATCH, expected=len(outputs), actual=each * prompts)
     same = content.texts.keys() == set(range(len(outputs)))
     log.require(same, "choices", Rejection.OUTPUT_MISMATCH, "the answer has other choices than the receipt")
+    if claims.decoding is not None and claims.decoding["echo"]:
+        content = replace(content, texts=_without_echo(log, request, content, claims.decoding["n"]))
     for index, facts in enumerate(outputs):
         _choice(log, index, facts, content, salt)
     if content.usage is None:
@@ -187,6 +191,21 @@ def output(log: CheckLog, claims: ReceiptClaims, content: AnswerContent, salt: b
     else:
         counted = (claims.prompt.count if claims.prompt else 0, sum(facts.count for facts in outputs))
         log.equal("usage", Rejection.OUTPUT_MISMATCH, expected=counted, actual=content.usage)
+
+
+def _without_echo(
+    log: CheckLog, request: Mapping[str, object], content: AnswerContent, each: object
+) -> Mapping[int, str]:
+    """What was generated behind the prompts as they were sent."""
+    sent = request.get("prompt")
+    prompts = sent if isinstance(sent, list) else [sent]
+    texts = {}
+    for index, text in content.texts.items():
+        prompt = prompts[index // each] if type(each) is int else None
+        same = type(prompt) is str and text.startswith(prompt)
+        log.require(same, f"echo {index}", Rejection.OUTPUT_MISMATCH, "the echo is not the prompt that was sent")
+        texts[index] = text[len(prompt) :] if type(prompt) is str else text
+    return texts
 
 
 def _choice(log: CheckLog, index: int, facts: OutputFacts, content: AnswerContent, salt: bytes | None) -> None:

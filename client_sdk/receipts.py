@@ -214,7 +214,7 @@ def _check_answer(log: CheckLog, claims: ReceiptClaims, exchange: Exchange, salt
         log.not_checked("output text", f"the answer ended with status {claims.response.status}")
         return
     content = exchange.stream.content if exchange.stream is not None else _read_whole(log, exchange)
-    answer_checks.output(log, claims, content, salt)
+    answer_checks.output(log, claims, content, request, salt)
 
 
 def _read_whole(log: CheckLog, exchange: Exchange) -> AnswerContent:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from appliance.api import logprobs
-from appliance.api.schema import ChatCompletionRequest, CompletionRequest, parse
-from appliance.engine.types import ChatMessage
+from appliance.api.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse
+from appliance.engine.types import ChatMessage, InfillPrompt, PromptInput, TokenPrompt
 from appliance.errors import BadRequest
 from appliance.exchange import Call, Choice, Heading, Piece, Usage, Wanted
 
@@ -73,7 +73,7 @@ class ChatDialect(_Frames):
             raise _conflict("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
         return _call(
             request,
-            prompt=tuple(ChatMessage(role=m.role, content=m.content) for m in request.messages),
+            prompts=(tuple(ChatMessage(role=m.role, content=m.content) for m in request.messages),),
             max_tokens=older if newer is None else newer,
             max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
             top=(request.top_logprobs or 0) if request.logprobs else None,
@@ -117,9 +117,18 @@ class CompletionDialect(_Frames):
 
     def parse(self, body: bytes) -> Call:
         request = parse(CompletionRequest, body)
+        prompts = _prompts(request)
+        if len(prompts) > 1 and request.max_tokens is None:
+            # The room behind each prompt differs, and a receipt states one effective limit.
+            raise BadRequest("missing_field", "Several prompts need 'max_tokens'.", param="max_tokens")
+        if request.echo and not all(isinstance(prompt, str) for prompt in prompts):
+            raise _conflict("echo", "'echo' needs prompts that are text, without 'suffix'.")
+        if request.echo and request.logprobs is not None:
+            raise _conflict("echo", "'echo' with 'logprobs' is not supported: prompts have no probabilities here.")
         return _call(
             request,
-            prompt=request.prompt,
+            prompts=prompts,
+            echo=bool(request.echo),
             max_tokens=request.max_tokens,
             max_tokens_field="max_tokens",
             top=request.logprobs,
@@ -127,13 +136,16 @@ class CompletionDialect(_Frames):
 
     def whole(self, heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
         documents = [
-            self._choice(choice, choice.output.text, choice.measured, choice.output.finish) for choice in choices
+            self._choice(choice, choice.echoed + choice.output.text, choice.measured, choice.output.finish)
+            for choice in choices
         ]
         envelope = self._envelope(heading, self.chunk_object)
         return _json({**envelope, "choices": documents, "usage": _usage(usage)})
 
     def opening(self, heading: Heading, choices: Sequence[Choice]) -> tuple[bytes, ...]:
-        return ()
+        return tuple(
+            self._chunk(heading, self._choice(choice, choice.echoed, None, None)) for choice in choices if choice.echoed
+        )
 
     def delta(self, heading: Heading, choice: Choice, piece: Piece) -> bytes:
         measured = None if choice.measured is None else (piece,)
@@ -156,20 +168,39 @@ def _conflict(param: str, message: str) -> BadRequest:
     return BadRequest("conflicting_fields", message, param=param)
 
 
+def _prompts(request: CompletionRequest) -> tuple[PromptInput, ...]:
+    given = request.prompt
+    if isinstance(given, str):
+        texts: list[str] = [given]
+    elif isinstance(given[0], int):
+        texts, given = [], [given]
+    else:
+        texts = [prompt for prompt in given if isinstance(prompt, str)]
+    if not request.suffix:
+        tokens = (TokenPrompt(tokens=tuple(prompt)) for prompt in given if isinstance(prompt, list))
+        return tuple(texts) if texts else tuple(tokens)
+    if not texts:
+        raise _conflict("suffix", "'suffix' needs prompts that are text.")
+    return tuple(InfillPrompt(prefix=text, suffix=request.suffix) for text in texts)
+
+
 def _call(
     request: ChatCompletionRequest | CompletionRequest,
     *,
-    prompt: tuple[ChatMessage, ...] | str,
+    prompts: tuple[PromptInput, ...],
     max_tokens: int | None,
     max_tokens_field: str,
     top: int | None,
+    echo: bool = False,
 ) -> Call:
     if request.stream_options is not None and not request.stream:
         raise _conflict("stream_options", "'stream_options' needs 'stream' to be true.")
-    biases = request.logit_bias or {}
+    biases, n = request.logit_bias or {}, request.n or 1
+    if n * len(prompts) > MAX_CHOICES:
+        raise _conflict("n", f"At most {MAX_CHOICES} choices are made for one request, all prompts together.")
     return Call(
         model=request.model,
-        prompts=(prompt,),
+        prompts=prompts,
         wanted=Wanted(
             temperature=request.temperature,
             top_p=request.top_p,
@@ -186,7 +217,8 @@ def _call(
             logprobs=top,
         ),
         max_tokens_field=max_tokens_field,
-        n=request.n or 1,
+        n=n,
+        echo=echo,
         stream=bool(request.stream),
         include_usage=request.stream_options is not None and request.stream_options.include_usage,
     )

@@ -21,6 +21,8 @@ _FREE_KEYS = frozenset({"metadata", "logit_bias"})  # their keys are the caller'
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 # Not Literal: true == 1 and 0 == false there, and what is not honoured has to be refused.
 One = Annotated[int, Field(ge=1, le=1)]
+PromptText = Annotated[str, StringConstraints(min_length=1)]
+PromptTokens = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, max_length=1 << 20)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -90,11 +92,16 @@ class ChatCompletionRequest(_Request):
 
 
 class CompletionRequest(_Request):
-    prompt: Annotated[str, StringConstraints(min_length=1)]
+    prompt: (
+        PromptText
+        | Annotated[list[PromptText], Field(min_length=1, max_length=MAX_CHOICES)]
+        | PromptTokens
+        | Annotated[list[PromptTokens], Field(min_length=1, max_length=MAX_CHOICES)]
+    )
     best_of: One | None = None
-    echo: Off | None = None
+    echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    suffix: None = None
+    suffix: Annotated[str, StringConstraints(max_length=1 << 20)] | None = None
 
 
 R = TypeVar("R", bound=BaseModel)

@@ -18,9 +18,12 @@ from appliance.engine.types import (
     Finished,
     FinishReason,
     GenerationJob,
+    InfillPrompt,
     LoadedModel,
+    PromptInput,
     PromptReady,
     TokenLogprob,
+    TokenPrompt,
 )
 from appliance.errors import BadRequest, EngineFailed, Unavailable
 
@@ -130,18 +133,14 @@ class FakeEngine:
             self.counters.cancelled += not ended
 
     def _prepare(self, job: GenerationJob) -> PromptReady:
-        text = (
-            job.prompt
-            if isinstance(job.prompt, str)
-            else "".join(f"<{message.role}>{message.content}\n" for message in job.prompt)
-        )
+        text = _prompt_text(job.prompt)
         tokens = [byte + 3 for byte in text.encode()]
         limit = self.script.context_length
         if len(tokens) >= limit:
             raise BadRequest(
                 "context_length_exceeded",
                 f"the prompt has {len(tokens)} tokens; the context holds {limit}, at least one of them for the answer",
-                param="prompt" if isinstance(job.prompt, str) else "messages",
+                param=job.prompt_field,
             )
         room = limit - len(tokens)
         wanted = job.sampling.max_tokens
@@ -175,6 +174,16 @@ class FakeEngine:
             if reason is not None:
                 yield Finished(reason="stop" if text.stopped else reason)
                 return
+
+
+def _prompt_text(prompt: PromptInput) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, TokenPrompt):
+        return bytes(token - 3 for token in prompt.tokens).decode()
+    if isinstance(prompt, InfillPrompt):
+        raise BadRequest("suffix_not_supported", "the fake engine fills no gaps", param="suffix")
+    return "".join(f"<{message.role}>{message.content}\n" for message in prompt)
 
 
 def _measure(piece: bytes, top: int | None) -> tuple[TokenLogprob, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -12,9 +13,12 @@ from appliance.engine.types import (
     EngineEvent,
     Finished,
     GenerationJob,
+    InfillPrompt,
+    PromptInput,
     PromptReady,
     SamplingParams,
     TokenLogprob,
+    TokenPrompt,
 )
 from appliance.errors import ApplianceError, BadRequest, EngineFailed
 
@@ -36,15 +40,37 @@ def optional(message: Mapping[str, object], key: str, kind: type[T]) -> T | None
 
 def pack_job(job: GenerationJob) -> dict[str, object]:
     """Message `submit`."""
-    prompt = job.prompt if isinstance(job.prompt, str) else [[item.role, item.content] for item in job.prompt]
     return {
         "t": "submit",
         "id": job.job_id,
-        "prompt": prompt,
+        "prompt": _pack_prompt(job.prompt),
         "date": job.template_date,
         "scope": job.cache_scope,
         "sampling": _pack_sampling(job.sampling),
     }
+
+
+def _pack_prompt(prompt: PromptInput) -> object:
+    if isinstance(prompt, TokenPrompt):
+        return {"tokens": struct.pack(f"<{len(prompt.tokens)}I", *prompt.tokens)}
+    if isinstance(prompt, InfillPrompt):
+        return {"prefix": prompt.prefix, "suffix": prompt.suffix}
+    return prompt if isinstance(prompt, str) else [[item.role, item.content] for item in prompt]
+
+
+def _unpack_prompt(prompt: object) -> PromptInput:
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list):
+        return tuple(_chat_message(item) for item in prompt)
+    if not isinstance(prompt, dict):
+        raise ChannelError("a prompt is neither text nor a list nor a map")
+    if "tokens" in prompt:
+        packed = take(prompt, "tokens", bytes)
+        if len(packed) % 4:
+            raise ChannelError("token ids are cut short")
+        return TokenPrompt(tokens=struct.unpack(f"<{len(packed) // 4}I", packed))
+    return InfillPrompt(prefix=take(prompt, "prefix", str), suffix=take(prompt, "suffix", str))
 
 
 def _pack_sampling(sampling: SamplingParams) -> dict[str, object]:
@@ -68,12 +94,9 @@ def _pack_sampling(sampling: SamplingParams) -> dict[str, object]:
 
 def unpack_job(message: Mapping[str, object]) -> GenerationJob:
     """Raises ChannelError."""
-    prompt = message.get("prompt")
-    if not isinstance(prompt, str):
-        prompt = tuple(_chat_message(item) for item in take(message, "prompt", list))
     return GenerationJob(
         job_id=take(message, "id", bytes),
-        prompt=prompt,
+        prompt=_unpack_prompt(message.get("prompt")),
         template_date=take(message, "date", str),
         cache_scope=take(message, "scope", bytes),
         sampling=_unpack_sampling(take(message, "sampling", dict)),

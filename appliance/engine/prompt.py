@@ -7,10 +7,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from appliance.engine.chat_template import ChatTemplate, Rendering
-from appliance.engine.types import ChatMessage
+from appliance.engine.types import ChatMessage, InfillPrompt, PromptInput, TokenPrompt
 from appliance.errors import BadRequest
 
 Span = tuple[int, int]
+
+_INFILL_MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<|fim▁begin|>", "<|fim▁hole|>", "<|fim▁end|>"),
+    ("<PRE>", "<SUF>", "<MID>"),
+)
+"""Control tokens before the prefix, before the suffix and before the answer, as the families that know them spell them
+(llama.cpp, `llama_vocab::impl::load`, the texts of its FIM tokens)."""
 
 
 class Vocabulary(Protocol):
@@ -24,7 +34,10 @@ class Vocabulary(Protocol):
     def bos(self) -> int | None:
         """The token that starts every prompt, None where the model wants none."""
 
+    @property
+    def vocabulary_size(self) -> int: ...
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]: ...
+    def piece(self, token: int) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +59,15 @@ class PromptBuilder:
         signs = {sign for _, text in vocabulary.control_texts for sign in text if not sign.isalnum()}
         self._neutral = {ord(sign): "x" for sign in signs if not sign.isspace()}
 
-    def build(self, prompt: tuple[ChatMessage, ...] | str, template_date: str) -> Prompt:
-        """Raises BadRequest: template refusals, `control_token_in_content`, `empty_prompt`."""
+    def build(self, prompt: PromptInput, template_date: str) -> Prompt:
+        """Raises BadRequest: template refusals, `control_token_in_content`, `empty_prompt`, `invalid_token`,
+        `suffix_not_supported`."""
         if isinstance(prompt, str):
             return self._from_text(prompt)
+        if isinstance(prompt, TokenPrompt):
+            return self._from_tokens(prompt)
+        if isinstance(prompt, InfillPrompt):
+            return self._from_gap(prompt)
         rendering = self._template.render(prompt, template_date=template_date, random_bytes=self._random_bytes)
         if rendering.spans is None:
             self._check_unlocated(rendering, prompt, template_date)
@@ -63,6 +81,26 @@ class PromptBuilder:
         if not tokens:
             raise BadRequest("empty_prompt", "the prompt has no tokens", param="prompt")
         return Prompt(text=text, tokens=tokens)
+
+    def _from_tokens(self, prompt: TokenPrompt) -> Prompt:
+        """The caller's own ids, control tokens among them: who sends ids means them."""
+        if not prompt.tokens:
+            raise BadRequest("empty_prompt", "the prompt has no tokens", param="prompt")
+        if max(prompt.tokens) >= self._vocabulary.vocabulary_size:
+            raise BadRequest("invalid_token", "the prompt has a token that the model does not have", param="prompt")
+        text = b"".join(self._vocabulary.piece(token) for token in prompt.tokens).decode("utf-8", "replace")
+        return Prompt(text=text, tokens=list(prompt.tokens))
+
+    def _from_gap(self, prompt: InfillPrompt) -> Prompt:
+        known = {text: token for token, text in self._vocabulary.control_texts}
+        marks = next((marks for marks in _INFILL_MARKS if known.keys() >= set(marks)), None)
+        if marks is None:
+            raise BadRequest("suffix_not_supported", "this model cannot fill a gap before a suffix", param="suffix")
+        before, after, middle = marks
+        tokens = [] if self._vocabulary.bos is None else [self._vocabulary.bos]
+        tokens += [known[before], *self._plain(prompt.prefix, param="prompt")]
+        tokens += [known[after], *self._plain(prompt.suffix, param="suffix"), known[middle]]
+        return Prompt(text=f"{before}{prompt.prefix}{after}{prompt.suffix}{middle}", tokens=tokens)
 
     def _from_rendering(self, rendering: Rendering) -> Prompt:
         text, spans = rendering.text, rendering.spans or ()

@@ -16,6 +16,25 @@ class ChatMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPrompt:
+    """A prompt that came as token ids: evaluated as they are, nothing put before them."""
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfillPrompt:
+    """Raw text around a gap that the answer fills. Only for models that were trained to."""
+
+    prefix: str
+    suffix: str
+
+
+PromptInput = tuple[ChatMessage, ...] | str | TokenPrompt | InfillPrompt
+"""Chat messages (rendered with the model's own template), raw text, token ids, or a gap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Effective sampling parameters, defaults applied. `seed` is the resolved one (0..2**32-1).
 
@@ -56,17 +75,22 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationJob:
-    """One answer to make. `prompt` is chat messages (rendered with the model's own template) or raw text.
+    """One answer to make.
 
     `job_id` is 16 bytes, unique among live jobs. `template_date` is the UTC date (YYYY-MM-DD) a chat template's clock
     shows. Evaluated prompts are reused among jobs of the same `cache_scope` only; the empty one reuses nothing.
     """
 
     job_id: bytes
-    prompt: tuple[ChatMessage, ...] | str
+    prompt: PromptInput
     sampling: SamplingParams
     template_date: str
     cache_scope: bytes = b""
+
+    @property
+    def prompt_field(self) -> str:
+        """The request field that the prompt came from."""
+        return "messages" if isinstance(self.prompt, tuple) else "prompt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

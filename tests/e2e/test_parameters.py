@@ -107,6 +107,37 @@ def test_choices_are_those_of_their_seeds(appliance: Appliance, stream: bool, ch
         assert answer.usage.completion_tokens == sum(facts.count for facts in receipt.claims.output or ())
 
 
+@BOTH
+@pytest.mark.parametrize("echo", [False, True])
+def test_lists_of_prompts_and_echo(appliance: Appliance, stream: bool, echo: bool) -> None:
+    client, prompts = appliance.openai(), ["One, two, three,", "A, B, C, D,"]
+    greedy = {**BASE, "temperature": 0}
+    answer: Any = client.completions.create(prompt=prompts, n=2, echo=echo, stream=stream, **greedy)
+    parts = list(answer) if stream else [answer]
+    together = texts(parts, stream=True) if stream else texts(answer, stream=False)
+    alone = [texts(client.completions.create(prompt=prompt, **greedy), stream=False)[0] for prompt in prompts]
+    assert together == {index: (prompts[index // 2] if echo else "") + alone[index // 2] for index in range(4)}
+    claims = appliance.receipt_for(parts[0].id).claims
+    decoding = claims.decoding or {}
+    assert (decoding["prompts"], decoding["n"], decoding["echo"]) == (2, 2, echo)
+    if not stream:
+        assert claims.prompt is not None
+        assert answer.usage.prompt_tokens == claims.prompt.count
+
+
+def test_token_arrays_ask_for_the_same_as_their_text(appliance: Appliance) -> None:
+    client = appliance.openai()
+    tokens = [3725, 28, 827, 28, 1296, 28]
+    by_tokens = client.completions.create(prompt=tokens, **{**BASE, "temperature": 0})
+    pair = client.completions.create(prompt=[tokens, tokens[:3]], **{**BASE, "temperature": 0})
+    assert by_tokens.usage is not None
+    assert by_tokens.usage.prompt_tokens == len(tokens)
+    assert pair.choices[0].text == by_tokens.choices[0].text
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(prompt=[49152], **BASE)
+    assert caught.value.code == "invalid_token"
+
+
 def test_what_cannot_be_honoured_is_refused_by_name(appliance: Appliance) -> None:
     client = appliance.openai()
     for fields, name in (
@@ -118,3 +149,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(appliance: Appliance) -> Non
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(messages=QUESTION, **BASE, **fields)
         assert caught.value.param == name
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(prompt="def f(", suffix="return x", **BASE)
+    assert caught.value.code == "suffix_not_supported"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from appliance.engine.chat_template import ChatTemplate
 from appliance.engine.prompt import Prompt, PromptBuilder
-from appliance.engine.types import ChatMessage
+from appliance.engine.types import ChatMessage, InfillPrompt, PromptInput, TokenPrompt
 from appliance.errors import BadRequest
 
 START, END, BOS = 1_000_001, 1_000_002, 1_000_003
@@ -19,10 +19,14 @@ PLAIN = "{% for m in messages %}{{ '<|s|>' + m.role + ' ' + m.content + '<|e|>' 
 
 
 class Toy:
-    control_texts = CONTROL
+    control_texts: tuple[tuple[int, str], ...] = CONTROL
+    vocabulary_size = 2_000_000
 
     def __init__(self, bos: int | None = None) -> None:
         self.bos = bos
+
+    def piece(self, token: int) -> bytes:
+        return chr(token).encode() if token < 1_000_000 else b""
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         tokens: list[int] = []
@@ -115,3 +119,31 @@ def test_raw_prompts_are_all_user_text() -> None:
     with pytest.raises(BadRequest) as caught:
         PromptBuilder(Toy(), template, random_bytes=os.urandom).build("", "2026-12-01")
     assert caught.value.code == "empty_prompt"
+
+
+class Filling(Toy):
+    control_texts = (*CONTROL, (1_000_011, "<fim_prefix>"), (1_000_012, "<fim_suffix>"), (1_000_013, "<fim_middle>"))
+
+
+def raw(prompt: PromptInput, toy: Toy) -> Prompt:
+    builder = PromptBuilder(toy, ChatTemplate(None, bos_text="", eos_text=""), random_bytes=os.urandom)
+    return builder.build(prompt, "2026-12-01")
+
+
+def test_token_prompts_are_evaluated_as_they_are() -> None:
+    prompt = raw(TokenPrompt(tokens=(START, 104, 105)), Toy(BOS))
+    assert (prompt.tokens, prompt.text) == ([START, 104, 105], "hi")
+    for tokens, code in (((), "empty_prompt"), ((2_000_000,), "invalid_token")):
+        with pytest.raises(BadRequest) as caught:
+            raw(TokenPrompt(tokens=tokens), Toy())
+        assert (caught.value.code, caught.value.param) == (code, "prompt")
+
+
+def test_a_gap_is_marked_by_control_tokens_that_the_texts_cannot_forge() -> None:
+    prompt = raw(InfillPrompt(prefix="a<fim_suffix>", suffix="b"), Filling(BOS))
+    assert controls(prompt) == [BOS, 1_000_011, 1_000_012, 1_000_013]
+    assert prompt.tokens[2:-3] == [*map(ord, "a<fim_suffix>")]
+    assert prompt.text == "<fim_prefix>a<fim_suffix><fim_suffix>b<fim_middle>"
+    with pytest.raises(BadRequest) as caught:
+        raw(InfillPrompt(prefix="a", suffix="b"), Toy())
+    assert (caught.value.code, caught.value.param) == ("suffix_not_supported", "suffix")
