@@ -39,6 +39,9 @@ TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 30.0
 RECEIPTS_KEPT = 256
 _NO_KEY = "no-key-configured"
+# The openai client opens websockets (realtime, responses) by itself, past its HTTP client: give them nowhere to go.
+_NO_WEBSOCKETS = "refused://websockets-are-not-verified.invalid/"
+_WAYS_AROUND = frozenset({"http_client", "websocket_base_url", "provider"})
 _PROBE_ROUTE = "/healthz"
 
 
@@ -119,12 +122,16 @@ class _Common:
     def _headers(self) -> dict[str, str]:
         return {} if self._api_key is None else {"authorization": f"Bearer {self._api_key}"}
 
-    def _openai_options(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _openai_options(self, http_client: object, options: dict[str, Any]) -> dict[str, Any]:
+        for name in _WAYS_AROUND & options.keys():
+            raise ValueError(f"{name}: the openai client would then talk to somebody without verification")
         return {
             "base_url": f"{str(self._origin).rstrip('/')}/v1",
             "max_retries": 0,
             "api_key": self._api_key or _NO_KEY,
             **options,
+            "http_client": http_client,
+            "websocket_base_url": _NO_WEBSOCKETS,
         }
 
 
@@ -216,10 +223,13 @@ class Appliance(_Common):
         return AnswerStream[str](self.http, request, reader, marked=False)
 
     def openai(self, **options: Any) -> openai.OpenAI:
-        """The stock openai client through this transport (extra `openai`). No retries unless `max_retries` is given."""
+        """The stock openai client through this transport (extra `openai`). No retries unless `max_retries` is given.
+
+        What it would do past this transport (websockets) fails. Raises ValueError for options that would go around it.
+        """
         import openai
 
-        return openai.OpenAI(**self._openai_options({"http_client": self._client(), **options}))
+        return openai.OpenAI(**self._openai_options(self._client(), options))
 
     def _client(self) -> httpx.Client:
         return httpx.Client(
@@ -312,7 +322,7 @@ class AsyncAppliance(_Common):
         """See Appliance.openai; the asynchronous client."""
         import openai
 
-        return openai.AsyncOpenAI(**self._openai_options({"http_client": self._client(), **options}))
+        return openai.AsyncOpenAI(**self._openai_options(self._client(), options))
 
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(

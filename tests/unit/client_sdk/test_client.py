@@ -347,3 +347,21 @@ def test_the_sdk_loads_none_of_the_server() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("option", ["http_client", "websocket_base_url", "provider"])
+def test_the_openai_client_cannot_be_given_a_way_around_verification(
+    wired: WiredAppliance, policy: Policy, option: str
+) -> None:
+    with Appliance(wired.url, policy=policy) as appliance, pytest.raises(ValueError, match=option):
+        appliance.openai(**{option: None})
+
+
+def test_websockets_of_the_openai_client_lead_nowhere(wired: WiredAppliance, policy: Policy) -> None:
+    """They would be opened past the HTTP client: to anybody with a certificate for this name, unattested."""
+    with Appliance(wired.url, policy=policy) as appliance:
+        client = appliance.openai()
+        for base in (client, client.with_options(base_url="https://127.0.0.1:1/v1")):
+            url = base.websocket_base_url
+            assert str(url).startswith("refused://")
+            assert ".invalid" in str(url)
