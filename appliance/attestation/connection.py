@@ -116,7 +116,8 @@ def describe_peer(sock: socket.socket) -> tuple[str, str | None]:
     try:
         address = sock.getpeername()
     except OSError:
-        return "gone", None
+        # Gone already. On vsock it counts as a machine that no list names, so that nobody is let in for being quick.
+        return "gone", None if sock.family in (socket.AF_INET, socket.AF_INET6) else f"{_VSOCK}-1"
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return f"{_VSOCK}{address[0]}", f"{_VSOCK}{address[0]}"
     ip = ipaddress.ip_address(address[0].partition("%")[0])

@@ -134,12 +134,12 @@ def test_tampering_with_any_piece(
         return  # nothing of it depends on the kind of socket, and every case waits for a time limit
     with Appliance(place.url, policy=policy) as appliance:
         honest_text = appliance.chat(CANARY, **ASKED).text
-    with Hostile(tmp_path / "f", [place.url], **{direction: change(which)}) as between:
-        with Appliance(between.url, policy=policy, timeout_s=5) as appliance:
-            try:
-                text = appliance.chat(CANARY, **ASKED).text
-            except SdkError:
-                return
+    between = Hostile(tmp_path / "f", [place.url], **{direction: change(which)})
+    with between, Appliance(between.url, policy=policy, timeout_s=5) as appliance:
+        try:
+            text = appliance.chat(CANARY, **ASKED).text
+        except SdkError:
+            return
     # Bytes that come twice behind an answer which had arrived whole, and was verified, are too late to do harm.
     assert (change, direction, text) == (doubled, "back", honest_text)
 

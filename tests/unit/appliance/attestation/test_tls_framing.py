@@ -150,6 +150,14 @@ def test_machines_on_vsock_are_allowed_by_name_and_counted_each() -> None:
     assert table.admit("vsock:3")
 
 
+def test_a_vsock_peer_that_is_gone_already_is_on_no_list() -> None:
+    with socket.socket(socket.AF_VSOCK) as never_connected:
+        peer, key = describe_peer(never_connected)
+    assert peer == "gone"
+    limits = ConnectionLimits(allowed_cids=frozenset({2}))
+    assert not ConnectionTable(limits, ConnectionStats()).admit(key)
+
+
 def test_peers_are_described_by_kind():
     left, right = socket.socketpair()
     with left, right:
