@@ -96,7 +96,10 @@ def cli(debug: bool) -> None:
 @_endorsements_option
 @_json_option
 def attest(url: str, policy_path: Path, endorsements: Path | None, as_json: bool) -> int:
-    """Attest the appliance at URL (https://host:port) under a policy."""
+    """Attest the appliance at URL under a policy.
+
+    URL is https://host:port, vsock://CID:port, vsock+unix:///path:port or unix:///path.
+    """
     _check_url(url)
 
     def work() -> Outcome:
