@@ -6,12 +6,14 @@ import asyncio
 import socket
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import appliance
+from appliance.engine.batch import Exactness
 from appliance.engine.channel import LIMIT_BYTES, ChannelError, ChannelProtocol, Message, connect
 from appliance.engine.messages import take
+from appliance.engine.settings import Threads
 from appliance.errors import BootError
 
 _ENVIRONMENT = {
@@ -39,7 +41,8 @@ class WorkerIdentity:
     version: str
     libraries: tuple[tuple[str, bytes], ...]
     vocabulary_size: int
-    slots: int
+    exactness: Exactness
+    threads: Threads = field(compare=False)
 
 
 class WorkerProcess:
@@ -175,5 +178,13 @@ def _identity(message: Message) -> WorkerIdentity:
         version=take(message, "version", str),
         libraries=tuple(libraries),
         vocabulary_size=take(message, "vocabulary", int),
-        slots=take(message, "slots", int),
+        exactness=_exactness(take(message, "exactness", list)),
+        threads=Threads(count=take(message, "threads", int), reason=take(message, "threads_reason", str)),
     )
+
+
+def _exactness(verdicts: list[object]) -> Exactness:
+    if len(verdicts) != 4 or not all(isinstance(verdict, bool) for verdict in verdicts):
+        raise ChannelError("message field exactness is not four verdicts")
+    batch, verify, chunk, rollback = map(bool, verdicts)
+    return Exactness(batch=batch, verify=verify, chunk=chunk, rollback=rollback)

@@ -1,43 +1,30 @@
-"""One loop owning one context: jobs in, events out.
+"""One loop owning one context: jobs in, events out, many answers in each evaluation.
 
-A job is prepared (rendered, tokenised, measured) when it arrives, waits in a FIFO, and is then evaluated one step at a
-time. All state of a running job is in its `_Sequence`, and `step` alone touches the context: a later scheduler that
-packs several sequences into one batch changes `step` and the number of slots, and nothing around it.
+A job is prepared (rendered, tokenised, measured) when it arrives, waits in a FIFO until there is a slot and cells for
+all it may come to, joins at the next step, and leaves at its end. A step is one evaluation: nothing changes before all
+of its rows are evaluated and every token is drawn, so a step that failed is repeated and gives the same tokens.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from appliance.engine.batch import Exactness, Segment
+from appliance.engine.planner import Piece, plan
+from appliance.engine.prefix_cache import PrefixCache
 from appliance.engine.prompt import PromptBuilder
+from appliance.engine.sequence import Sequence, TokenSampler
+from appliance.engine.speculation import Speculation
 from appliance.engine.text import TextAssembler
-from appliance.engine.types import (
-    Delta,
-    EngineEvent,
-    Finished,
-    FinishReason,
-    GenerationJob,
-    PromptReady,
-    SamplingParams,
-    TokenLogprob,
-)
+from appliance.engine.types import EngineEvent, Finished, FinishReason, GenerationJob, PromptReady, SamplingParams
 from appliance.errors import ApplianceError, BadRequest
 
 Emit = Callable[[bytes, EngineEvent | ApplianceError], None]
-SLOTS = 1
-
-
-class TokenSampler(Protocol):
-    @property
-    def logprobs(self) -> tuple[TokenLogprob, ...]:
-        """Of the token sampled last, where the job asked for them."""
-
-    def sample(self) -> int: ...
-    def close(self) -> None: ...
 
 
 class Runtime(Protocol):
@@ -45,48 +32,95 @@ class Runtime(Protocol):
 
     def piece(self, token: int) -> bytes: ...
     def is_end(self, token: int) -> bool: ...
-    def decode(self, tokens: Sequence[int], *, position: int, sequence: int, want_logits: bool) -> None: ...
-    def forget(self, sequence: int, *, start: int = 0) -> None: ...
+    def decode(self, segments: Many[Segment]) -> None: ...
+    def forget(self, sequence: int, *, start: int = 0) -> bool: ...
+    def save(self, sequence: int) -> bytes: ...
+    def restore(self, sequence: int, state: bytes) -> bool: ...
     def sampler(self, params: SamplingParams) -> TokenSampler: ...
-
-
-@dataclass(slots=True, kw_only=True)
-class _Sequence:
-    """One job on its way. `position` tokens of `tokens` are in the context."""
-
-    job_id: bytes
-    tokens: list[int]
-    max_tokens: int
-    sampler: TokenSampler
-    text: TextAssembler
-    slot: int = -1
-    position: int = 0
-    generated: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Lengths in tokens; `facts` go into every PromptReady's `execution`."""
+    """Lengths in tokens; `facts` go into every PromptReady's `execution`.
+
+    `kv_tokens` cells are shared by all, at most `slots` jobs run at a time, `n_batch` rows make a step.
+    `deterministic` holds for every job, as the field of the same name in SamplingParams does for one.
+    """
 
     context_length: int
     n_batch: int
-    facts: dict[str, object] = field(default_factory=dict)
+    kv_tokens: int
+    slots: int
+    exactness: Exactness
+    deterministic: bool = False
+    speculation: str = "off"
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """Since the start. `prefill` and `answer` are tokens evaluated for the one and made for the other."""
+
+    prefill_tokens: int = 0
+    answer_tokens: int = 0
+    target_passes: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    failed_steps: int = 0
 
 
 class Scheduler:
     """Runs jobs on one runtime. Every job ends in exactly one Finished or error, or was cancelled."""
 
-    def __init__(self, runtime: Runtime, prompts: PromptBuilder, limits: Limits, emit: Emit) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        prompts: PromptBuilder,
+        limits: Limits,
+        emit: Emit,
+        *,
+        cache: PrefixCache,
+        speculate: Callable[[], Speculation | None] = lambda: None,
+    ) -> None:
         self._runtime = runtime
         self._prompts = prompts
         self._limits = limits
         self._emit = emit
-        self._waiting: deque[_Sequence] = deque()
-        self._running: _Sequence | None = None
+        self._cache = cache
+        self._speculate = speculate
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._free_slots = list(range(limits.slots - 1, -1, -1))
+        self._reserved = 0
+        self.counters = Counters()
 
     @property
     def idle(self) -> bool:
-        return self._running is None and not self._waiting
+        return not self._running and not self._waiting
+
+    def stats(self) -> dict[str, int]:
+        """Levels and counts for metrics."""
+        counters, cache = self.counters, self._cache.counters
+        return {
+            "running": len(self._running),
+            "waiting": len(self._waiting),
+            "cells_reserved": self._reserved,
+            "cells": self._limits.kv_tokens,
+            "prefill_tokens": counters.prefill_tokens,
+            "answer_tokens": counters.answer_tokens,
+            "target_passes": counters.target_passes,
+            "drafted_tokens": counters.drafted_tokens,
+            "accepted_tokens": counters.accepted_tokens,
+            "failed_steps": counters.failed_steps,
+            "cache_hits": cache.hits,
+            "cache_misses": cache.misses,
+            "cache_reused_tokens": cache.reused_tokens,
+            "cache_evictions": cache.evictions,
+            "cache_entries": len(self._cache),
+            "cache_bytes": self._cache.size_bytes,
+        }
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
 
     def submit(self, job: GenerationJob) -> None:
         """Prepare the job and queue it; emits PromptReady, or the error that refuses it."""
@@ -99,95 +133,174 @@ class Scheduler:
 
     def cancel(self, job_id: bytes) -> None:
         """Drop a job wherever it is; unknown ids are jobs that just ended."""
-        running = self._running
-        if running is not None and running.job_id == job_id:
-            self._release()
-            return
+        for sequence in self._running:
+            if sequence.job_id == job_id:
+                self._release(sequence)
+                return
         for sequence in self._waiting:
             if sequence.job_id == job_id:
-                sequence.sampler.close()
+                sequence.close()
                 self._waiting.remove(sequence)
                 return
 
-    def step(self) -> None:
-        """Evaluate one batch: the next piece of a prompt, or one new token. Raises what the runtime raises.
-
-        After an Aborted the same step can be repeated: the context is cut back to what was complete.
-        """
-        sequence = self._running
-        if sequence is None:
-            if not self._waiting:
-                return
-            sequence = self._running = self._waiting.popleft()
-            sequence.slot = 0
-        pending = len(sequence.tokens) - sequence.position
-        count = min(pending, self._limits.n_batch)
-        batch = sequence.tokens[sequence.position : sequence.position + count]
-        self._runtime.decode(batch, position=sequence.position, sequence=sequence.slot, want_logits=count == pending)
-        sequence.position += count
-        if count == pending:
-            self._advance(sequence)
-
-    def rewind(self) -> None:
-        """Forget what an interrupted `step` left behind."""
-        sequence = self._running
-        if sequence is not None:
-            self._runtime.forget(sequence.slot, start=sequence.position)
-
-    def _prepare(self, job: GenerationJob) -> _Sequence:
+    def _prepare(self, job: GenerationJob) -> Sequence:
         prompt = self._prompts.build(job.prompt, job.template_date)
-        count, limit = len(prompt.tokens), self._limits.context_length
+        limits = self._limits
+        count, limit = len(prompt.tokens), limits.context_length
+        param = job.prompt_field
         if count >= limit:
             raise BadRequest(
                 "context_length_exceeded",
                 f"the prompt has {count} tokens; the context holds {limit}, at least one of them for the answer",
-                param="prompt" if isinstance(job.prompt, str) else "messages",
+                param=param,
             )
         sampler = self._runtime.sampler(job.sampling)
         room = limit - count
         max_tokens = room if job.sampling.max_tokens is None else min(room, job.sampling.max_tokens)
-        date = None if isinstance(job.prompt, str) else job.template_date
+        exactness = limits.exactness
+        deterministic = limits.deterministic or job.sampling.deterministic
+        date = job.template_date if job.prompt_field == "messages" else None
         ready = PromptReady(
             prompt_text=prompt.text,
             token_ids=struct.pack(f"<{count}I", *prompt.tokens),
             max_tokens=max_tokens,
-            execution={**self._limits.facts, "template-date": date},
+            execution={**limits.facts, **exactness.facts(), "deterministic": deterministic, "template-date": date},
         )
         self._emit(job.job_id, ready)
-        return _Sequence(
+        alone = deterministic and not (exactness.batch and exactness.chunk)
+        return Sequence(
             job_id=job.job_id,
-            tokens=prompt.tokens,
+            tokens=list(prompt.tokens),
+            prompt_count=count,
             max_tokens=max_tokens,
             sampler=sampler,
             text=TextAssembler(job.sampling.stop),
+            scope=b"" if alone else job.cache_scope,
+            alone=alone,
+            speculation=None if deterministic and not exactness.verify else self._speculation(),
         )
 
-    def _advance(self, sequence: _Sequence) -> None:
-        token = sequence.sampler.sample()
-        sequence.tokens.append(token)
-        sequence.generated += 1
-        reason: FinishReason | None = None
-        logprobs = sequence.sampler.logprobs
-        if self._runtime.is_end(token):
-            text, logprobs = "", ()  # the end is no part of the text
-            reason = "stop"
-        else:
-            text = sequence.text.feed(self._runtime.piece(token))
-            if sequence.text.stopped:
-                reason = "stop"
-            elif sequence.generated >= sequence.max_tokens:
-                reason = "length"
-        if reason is not None:
-            text += sequence.text.finish()
-        self._emit(sequence.job_id, Delta(text=text, token_ids=token.to_bytes(4, "little"), logprobs=logprobs))
-        if reason is not None:
-            # The held-back tail may itself complete a stop string only by an incomplete character's U+FFFD.
-            self._emit(sequence.job_id, Finished(reason="stop" if sequence.text.stopped else reason))
-            self._release()
+    def _speculation(self) -> Speculation | None:
+        # What was proposed and not foreseen must be cut off again.
+        return self._speculate() if self._limits.exactness.rollback else None
 
-    def _release(self) -> None:
-        sequence = self._running
-        if sequence is not None:
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Evaluate one batch. Raises what the runtime raises; the step can then be repeated as if it never was."""
+        self._admit()
+        pieces = plan(self._running, self._limits.n_batch)
+        if not pieces:
+            return
+        try:
+            self._runtime.decode([piece.segment() for piece in pieces])
+            self._draw(pieces)
+        except BaseException:
+            self.counters.failed_steps += 1
+            self._rewind(pieces)
+            raise
+        for piece in pieces:
+            self._commit(piece)
+        served = {id(piece.sequence) for piece in pieces}
+        if any(id(sequence) not in served for sequence in self._running):
+            # Whoever found no room this time comes first the next time; among prompts the order of arrival stays.
+            self._running.sort(key=lambda sequence: id(sequence) in served and sequence.pending == 1)
+
+    def _admit(self) -> None:
+        """Let waiting jobs in, first come first served, while there is a slot and cells for all they may come to."""
+        while self._waiting and self._free_slots:
+            sequence = self._waiting[0]
+            if self._reserved + sequence.cells > self._limits.kv_tokens:
+                return
+            # A shape proven exact shares its steps; one that is not must find the context as empty as every time.
+            if self._running and (sequence.alone or self._running[0].alone):
+                return
+            self._waiting.popleft()
+            sequence.slot = self._free_slots.pop()
+            self._reuse(sequence)
+            self._reserved += sequence.cells
+            self._running.append(sequence)
+
+    def _reuse(self, sequence: Sequence) -> None:
+        """Start from the longest prefix kept for the same scope, at least one token short of the whole prompt."""
+        if not sequence.scope or not self._cache.enabled:
+            return
+        room = self._limits.kv_tokens - self._reserved
+        whole = not self._limits.exactness.rollback
+        prefix = self._cache.find(sequence.scope, sequence.tokens, room=room, whole=whole)
+        if prefix is None or not self._runtime.restore(sequence.slot, prefix.state):
+            return
+        if prefix.length < prefix.size and not self._runtime.forget(sequence.slot, start=prefix.length):
             self._runtime.forget(sequence.slot)
-            sequence.sampler.close()
-            self._running = None
+            return
+        sequence.position = sequence.cached = prefix.length
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Keep what the context holds of a sequence for later prompts of its scope."""
+        held = sequence.tokens[: sequence.position]
+        if self._cache.wants(sequence.scope, held):
+            self._cache.put(sequence.scope, held, self._runtime.save(sequence.slot))
+
+    def _draw(self, pieces: list[Piece]) -> None:
+        row = 0
+        for piece in pieces:
+            if piece.draws:
+                piece.sequence.draw(row + piece.count - 1, self._runtime)
+            row += piece.rows
+
+    def _rewind(self, pieces: list[Piece]) -> None:
+        """Cut every sequence of a failed step back to what is committed of it."""
+        for piece in pieces:
+            sequence = piece.sequence
+            if not self._runtime.forget(sequence.slot, start=sequence.position):
+                # A memory that cannot be cut is filled again from the start; the tokens are still the same.
+                self._runtime.forget(sequence.slot)
+                sequence.position = 0
+
+    def _commit(self, piece: Piece) -> None:
+        sequence, counters = piece.sequence, self.counters
+        sequence.position += piece.count
+        if sequence.position <= sequence.prompt_count:
+            counters.prefill_tokens += piece.count
+        if not piece.draws:
+            return
+        first = sequence.generated == 0
+        proposed, before = len(sequence.drafts), sequence.generated
+        if first:
+            self._keep(sequence)
+        delta, reason = sequence.commit(self._runtime)
+        made = sequence.generated - before
+        if proposed and made <= proposed:
+            self._runtime.forget(sequence.slot, start=sequence.position)
+        counters.target_passes += 1
+        counters.answer_tokens += made
+        counters.drafted_tokens += proposed
+        counters.accepted_tokens += made - 1
+        self._emit(sequence.job_id, delta)
+        if reason is not None:
+            self._finish(sequence, reason)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._keep(sequence)
+        self._emit(sequence.job_id, Finished(reason=reason, execution=self._end_facts(sequence)))
+        self._release(sequence)
+
+    def _end_facts(self, sequence: Sequence) -> dict[str, object]:
+        exactness, speculation = self._limits.exactness, sequence.speculation
+        exact = sequence.alone or (exactness.batch and exactness.chunk)
+        facts: dict[str, object] = {"cached-prompt-tokens": sequence.cached, "target-passes": sequence.passes}
+        if speculation is not None:
+            facts |= {
+                "speculation": self._limits.speculation,
+                "drafted-tokens": speculation.proposed,
+                "accepted-tokens": speculation.accepted,
+            }
+            exact = exact and (exactness.verify or not speculation.proposed)
+        return {**facts, "exact": exact}
+
+    def _release(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._reserved -= sequence.cells
+        self._runtime.forget(sequence.slot)
+        self._free_slots.append(sequence.slot)
+        sequence.close()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from appliance.engine.prefix_cache import CacheLimits
+from appliance.errors import BootError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +28,28 @@ class RestartPolicy:
     load_timeout_s: float = 600.0
 
 
+SPECULATIONS = ("auto", "off", "prompt-lookup", "n-gram", "draft-model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationSettings:
+    """`kind` is one of SPECULATIONS; "auto" is prompt lookup where verification is exact, else off.
+
+    `draft_tokens` bounds a proposal; `adaptive` lets each answer find its width and give up.
+    """
+
+    kind: str = "auto"
+    draft_tokens: int = 8
+    adaptive: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """One model and how to run it.
 
     `model_paths` are concatenated in order; the result must have `size_bytes` bytes and SHA-256 `sha256`.
     `context_length` None takes the length the model was trained with. `chat_template` replaces the one in the GGUF.
+    `n_batch` is the most rows of one step, `slots` the most answers in progress, `kv_tokens` the cells they share.
     """
 
     model_paths: tuple[Path, ...]
@@ -39,7 +58,12 @@ class EngineSettings:
     worker_python: str
     context_length: int | None = None
     threads: int | Literal["auto"] = "auto"
-    n_batch: int = 256
+    n_batch: int = 63
+    slots: int = 16
+    kv_tokens: int | Literal["auto"] = "auto"
+    cache: CacheLimits = field(default_factory=CacheLimits)
+    speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
+    deterministic: bool = False
     chat_template: str | None = None
     restart: RestartPolicy = RestartPolicy()
 
@@ -52,14 +76,24 @@ class Threads:
     reason: str
 
 
-def resolve_threads(configured: int | Literal["auto"], usable_cores: Sequence[int] | set[int]) -> Threads:
-    """Pick the number of compute threads.
+def choose_threads(speeds: Mapping[int, float], cores: int) -> Threads:
+    """The fewest threads within a tenth of the fastest; `speeds` is tokens per second by thread count.
 
-    ggml's barriers spin: one thread more than there are free cores costs up to 90 % of the speed, so "auto" leaves one
-    core to the process that serves HTTP.
+    ggml's barriers spin: one thread more than there are free cores costs up to 90 % of the speed, so a tie goes to the
+    count that leaves more cores to others.
     """
-    cores = len(usable_cores)
+    best = max(speeds.values())
+    count = min(count for count, speed in speeds.items() if speed >= 0.9 * best)
+    measured = ", ".join(f"{threads}: {speed:.0f}/s" for threads, speed in sorted(speeds.items()))
+    return Threads(count=count, reason=f"auto: measured on {cores} usable cores ({measured})")
+
+
+def resolve_cells(configured: int | Literal["auto"], *, context_length: int, slots: int) -> int:
+    """Cells of the context. "auto": four whole contexts, and 512 for each slot. Raises BootError."""
     if configured == "auto":
-        count = max(1, cores - 1)
-        return Threads(count=count, reason=f"auto: {cores} usable cores, one left to the serving process")
-    return Threads(count=configured, reason=f"configured: {configured} of {cores} usable cores")
+        return max(min(slots, 4) * context_length, slots * min(512, context_length))
+    if configured < context_length:
+        raise BootError(
+            f"engine.kv_tokens {configured} is less than the context length {context_length}: an answer could never fit"
+        )
+    return configured

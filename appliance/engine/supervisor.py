@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from appliance.engine.base import Progress
 from appliance.engine.channel import SUBMIT_LIMIT_BYTES, ChannelError, Message
@@ -18,7 +18,7 @@ from appliance.engine.gguf import ModelFacts, read_facts
 from appliance.engine.messages import pack_job, take, unpack_event
 from appliance.engine.process import WorkerIdentity, WorkerProcess, WorkerStart
 from appliance.engine.sealed import SealedModel, seal_model
-from appliance.engine.settings import EngineSettings, Threads, resolve_threads
+from appliance.engine.settings import SPECULATIONS, EngineSettings, resolve_cells
 from appliance.engine.types import EngineEvent, EngineInfo, Finished, GenerationJob, LoadedModel
 from appliance.errors import ApplianceError, BadRequest, BootError, EngineFailed, TooLarge, Unavailable
 
@@ -31,7 +31,7 @@ class SupervisedEngine:
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
-        self._threads: Threads = resolve_threads(settings.threads, os.sched_getaffinity(0))
+        self._cores = len(os.sched_getaffinity(0))
         self._sealed: SealedModel | None = None
         self._facts: ModelFacts | None = None
         self._identity: WorkerIdentity | None = None
@@ -44,6 +44,8 @@ class SupervisedEngine:
         self._next_attempt_at = 0.0
         self.restarts = 0
         """Workers started after the first one."""
+        self.stats: Mapping[str, int] = {}
+        """Levels and counts of the present worker, as it last told them; names as in `Scheduler.stats`."""
 
     # -- facts -----------------------------------------------------------------------------------------------------
 
@@ -55,8 +57,9 @@ class SupervisedEngine:
             name="llama.cpp",
             version=identity.version,
             libraries=identity.libraries,
-            threads=self._threads.count,
-            threads_reason=self._threads.reason,
+            threads=identity.threads.count,
+            threads_reason=identity.threads.reason,
+            exactness=identity.exactness,
         )
 
     @property
@@ -86,7 +89,7 @@ class SupervisedEngine:
     @property
     def active(self) -> int:
         """Jobs under evaluation."""
-        return min(len(self._jobs), 1 if self._identity is None else self._identity.slots)
+        return min(len(self._jobs), self._settings.slots)
 
     @property
     def queued(self) -> int:
@@ -119,7 +122,9 @@ class SupervisedEngine:
             self._sealed.close()
             self._sealed = None
             raise
-        _LOG.info("the engine runs with %d threads (%s)", self._threads.count, self._threads.reason)
+        info = self.info
+        _LOG.info("the engine runs with %d threads (%s)", info.threads, info.threads_reason)
+        _LOG.info("shapes that are exact on this model: %s", info.exactness.describe())
         self._watch = asyncio.create_task(self._keep_running(), name="engine-supervisor")
 
     async def stop(self, grace_s: float) -> None:
@@ -191,6 +196,8 @@ class SupervisedEngine:
 
     def _on_message(self, message: Message) -> None:
         self._heard_at = asyncio.get_running_loop().time()
+        if message.get("t") == "stats":
+            self._note_stats(take(message, "stats", dict))
         if message.get("t") != "events":
             return
         for item in take(message, "events", list):
@@ -204,6 +211,11 @@ class SupervisedEngine:
             if isinstance(event, Finished | ApplianceError):
                 # Out of the gauges at once; the generator still drains its own queue.
                 del self._jobs[take(item, "id", bytes)]
+
+    def _note_stats(self, stats: Message) -> None:
+        if not all(type(value) is int for value in stats.values()):
+            raise ChannelError("a count is not an integer")
+        self.stats = {name: take(stats, name, int) for name in stats}
 
     def _fail_jobs(self, error: Callable[[], ApplianceError]) -> None:
         jobs, self._jobs = self._jobs, {}
@@ -227,16 +239,28 @@ class SupervisedEngine:
             raise BootError(
                 f"context_length {wanted} is outside 2..{facts.training_context_length}, the length of training"
             )
-        if self._settings.n_batch < 1 or self._threads.count < 1:
-            raise BootError("the engine's batch size and thread count must be at least 1")
+        settings = self._settings
+        if settings.n_batch < 1 or settings.slots < 1 or (settings.threads != "auto" and settings.threads < 1):
+            raise BootError("the engine's batch size, slots and thread count must be at least 1")
+        if settings.speculation.kind not in SPECULATIONS:
+            raise BootError(f"engine.speculation {settings.speculation.kind!r} is none of {', '.join(SPECULATIONS)}")
+        self._cells()
+
+    def _cells(self) -> int:
+        settings = self._settings
+        return resolve_cells(settings.kv_tokens, context_length=self._context_length(), slots=settings.slots)
 
     def _start_message(self) -> Message:
         assert self._facts is not None
-        n_batch = min(self._settings.n_batch, self._context_length())
+        settings = self._settings
+        n_batch = min(settings.n_batch, self._context_length())
+        threads, reason = 0, ""  # measured by the first worker, and kept: receipts go on saying the same
+        if settings.threads != "auto":
+            threads, reason = settings.threads, f"configured: {settings.threads} of {self._cores} usable cores"
+        elif self._identity is not None:
+            threads, reason = self._identity.threads.count, self._identity.threads.reason
         facts: Message = {
-            "threads": self._threads.count,
-            "batching": "none",
-            "cached-prompt-tokens": 0,
+            "batching": "continuous",
             "flash-attention": True,
             "n-batch": n_batch,
             "context-length": self._context_length(),
@@ -244,8 +268,19 @@ class SupervisedEngine:
         return {
             "t": "load",
             "context_length": self._context_length(),
+            "kv_tokens": self._cells(),
+            "slots": settings.slots,
             "n_batch": n_batch,
-            "threads": self._threads.count,
+            "threads": threads,
+            "threads_reason": reason,
+            "cores": self._cores,
+            "deterministic": settings.deterministic,
+            "speculation": settings.speculation.kind,
+            "draft_tokens": settings.speculation.draft_tokens,
+            "adaptive": settings.speculation.adaptive,
+            "cache_entries": settings.cache.entries,
+            "cache_bytes": settings.cache.limit_bytes,
+            "cache_ttl_s": settings.cache.ttl_s,
             "template": self._facts.chat_template,
             "facts": facts,
         }

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from appliance.engine.batch import EXACT, Exactness
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -151,7 +153,7 @@ class LoadedModel:
 class EngineInfo:
     """Identity of the engine: name, version, and the native libraries mapped in the worker.
 
-    `libraries` is sorted (basename, SHA-256).
+    `libraries` is sorted (basename, SHA-256). `exactness` is what the self-test found at the load.
     """
 
     name: str
@@ -159,3 +161,4 @@ class EngineInfo:
     libraries: tuple[tuple[str, bytes], ...]
     threads: int
     threads_reason: str
+    exactness: Exactness = EXACT

@@ -23,16 +23,22 @@ from typing import TYPE_CHECKING
 from appliance.engine.channel import BlockingChannel, ChannelError, Message
 from appliance.engine.chat_template import ChatTemplate, Rendering, TemplateTimeout
 from appliance.engine.messages import optional, pack_event, take, unpack_job
+from appliance.engine.prefix_cache import CacheLimits, PrefixCache
 from appliance.engine.prompt import PromptBuilder, Vocabulary
-from appliance.engine.scheduler import SLOTS, Limits, Scheduler
+from appliance.engine.scheduler import Limits, Scheduler
+from appliance.engine.settings import Threads
+from appliance.engine.speculation import DRAFTERS, Speculation, WidthController
 from appliance.engine.types import ChatMessage, EngineEvent
 from appliance.errors import ApplianceError, BadRequest
 
 if TYPE_CHECKING:
+    from appliance.engine.batch import Exactness
     from appliance.engine.llama_cpp.runtime import LlamaRuntime
 
 TEMPLATE_LIMIT_S = 2.0
 OUTBOX_LIMIT = 4096
+STATS_INTERVAL_S = 0.2
+LONG_STEP_ROWS = 128
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 
@@ -55,9 +61,11 @@ def harden(keep: set[int]) -> None:
 class Inbox:
     """Messages from the supervisor, read by a thread of their own, so that a cancel reaches a running prefill."""
 
-    def __init__(self, channel: BlockingChannel, interrupt: Callable[[], None]) -> None:
+    def __init__(self, channel: BlockingChannel, interrupt: Callable[[], None], *, on_cancel: bool) -> None:
         self._channel = channel
         self._interrupt = interrupt
+        # An interrupted step costs everyone in it; short ones are better waited for.
+        self._kinds = ("cancel", "stop") if on_cancel else ("stop",)
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.get = self._queue.get
         self.get_nowait = self._queue.get_nowait
@@ -75,7 +83,7 @@ class Inbox:
                 # Nobody is left to answer to; the main thread may be deep in native code.
                 os._exit(0)
             self._queue.put(message)  # before the interrupt: whoever is interrupted finds the reason
-            if message.get("t") in ("cancel", "stop"):
+            if message.get("t") in self._kinds:
                 self._interrupt()
 
 
@@ -149,6 +157,7 @@ class Worker:
         self._random_bytes = random_bytes
         self._batch: list[dict[str, object]] = []
         self._outbox = Outbox(channel)
+        self._stats_at = 0.0
 
     def run(self) -> None:
         """Raises ChannelError on a supervisor that does not keep to the protocol."""
@@ -157,29 +166,41 @@ class Worker:
             return
         # Heavy and native: only after hardening, and reported to the supervisor where it is not installed.
         try:
-            from appliance.engine.llama_cpp.runtime import VERSION, LlamaRuntime, RuntimeFailure, RuntimeOptions
+            from appliance.engine.llama_cpp.runtime import (
+                VERSION,
+                Aborted,
+                LlamaRuntime,
+                RuntimeFailure,
+                RuntimeOptions,
+            )
+            from appliance.engine.llama_cpp.selftest import measure_exactness
         except (ImportError, OSError, RuntimeError) as error:
             self._channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
             return
         options = RuntimeOptions(
             fd=self._model_fd,
-            context_length=take(first, "context_length", int),
+            kv_tokens=take(first, "kv_tokens", int),
             n_batch=take(first, "n_batch", int),
-            threads=take(first, "threads", int),
+            n_sequences=take(first, "slots", int) + 1,
+            threads=take(first, "threads", int) or 1,
         )
         try:
             runtime = LlamaRuntime(options, progress=self._report_progress())
-        except RuntimeFailure as error:
+            threads = self._choose_threads(runtime, first)
+            exactness = measure_exactness(runtime)
+        except (RuntimeFailure, Aborted) as error:
             self._channel.send({"t": "failed", "message": str(error)})
             return
-        scheduler = self._scheduler(runtime, options.context_length, first)
+        scheduler = self._scheduler(runtime, exactness, threads, first)
         self._channel.send(
             {
                 "t": "loaded",
                 "vocabulary": runtime.vocabulary_size,
                 "version": VERSION,
                 "libraries": [[name, digest] for name, digest in runtime.libraries()],
-                "slots": SLOTS,
+                "threads": threads.count,
+                "threads_reason": threads.reason,
+                "exactness": [exactness.batch, exactness.verify, exactness.chunk, exactness.rollback],
             }
         )
         failure: str | None = None
@@ -191,23 +212,50 @@ class Worker:
         if failure is not None:
             self._channel.send({"t": "failed", "message": failure})
 
-    def _scheduler(self, runtime: LlamaRuntime, context_length: int, first: Mapping[str, object]) -> Scheduler:
+    @staticmethod
+    def _choose_threads(runtime: LlamaRuntime, first: Mapping[str, object]) -> Threads:
+        from appliance.engine.llama_cpp.measure import measure_threads
+
+        count = take(first, "threads", int)
+        if not count:
+            return measure_threads(runtime, take(first, "cores", int))
+        return Threads(count=count, reason=take(first, "threads_reason", str))
+
+    def _scheduler(
+        self, runtime: LlamaRuntime, exactness: Exactness, threads: Threads, first: Mapping[str, object]
+    ) -> Scheduler:
         template = TimedTemplate(
             optional(first, "template", str),
             bos_text=runtime.special_text("bos"),
             eos_text=runtime.special_text("eos"),
         )
         vocabulary: Vocabulary = runtime
-        prompts = PromptBuilder(vocabulary, template, random_bytes=self._random_bytes)
+        kind = take(first, "speculation", str)
+        if kind == "auto":
+            kind = "prompt-lookup" if exactness.verify and exactness.rollback else "off"
         limits = Limits(
-            context_length=context_length, n_batch=take(first, "n_batch", int), facts=take(first, "facts", dict)
+            context_length=take(first, "context_length", int),
+            n_batch=runtime.options.n_batch,
+            kv_tokens=runtime.options.kv_tokens,
+            slots=take(first, "slots", int),
+            exactness=exactness,
+            deterministic=take(first, "deterministic", bool),
+            speculation=kind,
+            facts={**take(first, "facts", dict), "threads": threads.count},
         )
-        return Scheduler(runtime, prompts, limits, self._emit)
+        return Scheduler(
+            runtime,
+            PromptBuilder(vocabulary, template, random_bytes=self._random_bytes),
+            limits,
+            self._emit,
+            cache=PrefixCache(_cache_limits(first), time.monotonic),
+            speculate=_speculate(kind, take(first, "draft_tokens", int), adaptive=take(first, "adaptive", bool)),
+        )
 
     def _serve(self, scheduler: Scheduler, runtime: LlamaRuntime) -> None:
         from appliance.engine.llama_cpp.runtime import Aborted
 
-        inbox = Inbox(self._channel, runtime.interrupt)
+        inbox = Inbox(self._channel, runtime.interrupt, on_cancel=runtime.options.n_batch > LONG_STEP_ROWS)
         inbox.start()
         self._outbox.start()
         while True:
@@ -225,7 +273,8 @@ class Worker:
             try:
                 scheduler.step()
             except Aborted:
-                scheduler.rewind()
+                pass  # whoever interrupted it has left a message
+            self._report_stats(scheduler)
             self._flush()
 
     def _handle(self, scheduler: Scheduler, message: Message) -> bool:
@@ -235,6 +284,7 @@ class Worker:
             self._flush()
         elif kind == "cancel":
             scheduler.cancel(take(message, "id", bytes))
+            self._report_stats(scheduler)
         elif kind == "ping":
             self._outbox.put({"t": "pong"})
         elif kind == "stop":
@@ -252,6 +302,13 @@ class Worker:
             self._outbox.put({"t": "events", "events": self._batch})
             self._batch = []
 
+    def _report_stats(self, scheduler: Scheduler) -> None:
+        """Every now and then, and when nothing is left to do."""
+        now = time.monotonic()
+        if scheduler.idle or now - self._stats_at >= STATS_INTERVAL_S:
+            self._stats_at = now
+            self._outbox.put({"t": "stats", "stats": scheduler.stats()})
+
     def _report_progress(self) -> Callable[[float], None]:
         last = -1.0
 
@@ -262,6 +319,22 @@ class Worker:
                 self._channel.send({"t": "progress", "fraction": min(1.0, max(0.0, float(fraction)))})
 
         return report
+
+
+def _cache_limits(first: Mapping[str, object]) -> CacheLimits:
+    return CacheLimits(
+        entries=take(first, "cache_entries", int),
+        limit_bytes=take(first, "cache_bytes", int),
+        ttl_s=take(first, "cache_ttl_s", float),
+    )
+
+
+def _speculate(kind: str, draft_tokens: int, *, adaptive: bool) -> Callable[[], Speculation | None]:
+    """Makes what one job speculates with."""
+    drafter = DRAFTERS.get(kind)
+    if drafter is None:
+        return lambda: None
+    return lambda: Speculation(drafter=drafter(), controller=WidthController(wide=draft_tokens, adaptive=adaptive))
 
 
 def main(arguments: list[str]) -> int:

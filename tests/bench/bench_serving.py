@@ -18,7 +18,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from appliance.engine.settings import resolve_threads
 from client_sdk import Appliance
 from tests.bench.harness import (
     COMPLETIONS,
@@ -90,7 +89,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--rounds", type=int, default=6)
     options = parser.parse_args()
-    threads = resolve_threads("auto", os.sched_getaffinity(0)).count
+    threads = max(1, len(os.sched_getaffinity(0)) - 1)
     model = pulled_model()
     with ServedAppliance() as served, Appliance(served.url, policy=served.policy) as client:
         bare = BareLoop(model, threads=threads, context=CONTEXT, n_batch=N_BATCH)

@@ -225,8 +225,8 @@ async def test_b111_b146_b149_leaving_frees_the_slot_at_once(engine: SupervisedE
             if isinstance(event, Delta):
                 break
         waiting = engine.generate(job("Hi"))
-        await anext(waiting)  # prepared on arrival, although its turn has not come
-        assert (engine.active, engine.queued) == (1, 1)
+        await anext(waiting)  # prepared on arrival
+        assert (engine.active, engine.queued) == (2, 0)
         await waiting.aclose()
     assert (engine.active, engine.queued) == (0, 0)
     async with asyncio.timeout(2):

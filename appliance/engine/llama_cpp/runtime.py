@@ -17,6 +17,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from appliance.engine.batch import Segment
 from appliance.engine.llama_cpp.sampler import Sampler
 from appliance.engine.types import SamplingParams
 
@@ -34,11 +35,12 @@ class Aborted(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeOptions:
-    """`context_length` and `n_batch` in tokens."""
+    """`kv_tokens` is the number of cells all sequences share, `n_batch` the most rows of one `decode`."""
 
     fd: int
-    context_length: int
+    kv_tokens: int
     n_batch: int
+    n_sequences: int
     threads: int
 
 
@@ -64,6 +66,7 @@ class LlamaRuntime:
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(options.n_batch, 0, 1)
         self._views = _views(self._batch, options.n_batch)
+        self._positions = np.arange(options.kv_tokens + options.n_batch, dtype=np.int32)
         self._pieces: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
 
@@ -86,9 +89,11 @@ class LlamaRuntime:
 
     def _make_context(self) -> Any:
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = self.options.context_length
+        params.n_ctx = self.options.kv_tokens
         params.n_batch = params.n_ubatch = self.options.n_batch
-        params.n_seq_max = 1
+        params.n_seq_max = self.options.n_sequences
+        # One pool of cells: a sequence takes what it needs, and rows of many sequences go through one graph.
+        params.kv_unified = True
         params.n_threads = params.n_threads_batch = self.options.threads
         # On: the shapes of prefill and decode then agree bit for bit where the model format allows it.
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
@@ -97,7 +102,7 @@ class LlamaRuntime:
         params.abort_callback_data = ctypes.addressof(self._abort)
         context = llama_cpp.llama_init_from_model(self._model, params)
         if not context:
-            raise RuntimeFailure(f"llama.cpp cannot make a context of {self.options.context_length} tokens")
+            raise RuntimeFailure(f"llama.cpp cannot make a context of {self.options.kv_tokens} tokens")
         return context
 
     # -- vocabulary ------------------------------------------------------------------------------------------------
@@ -162,25 +167,58 @@ class LlamaRuntime:
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
-    def decode(self, tokens: Sequence[int], *, position: int, sequence: int, want_logits: bool) -> None:
-        """Evaluate at most `n_batch` tokens at consecutive positions. Raises Aborted or RuntimeFailure."""
-        count = len(tokens)
+    def decode(self, segments: Sequence[Segment]) -> None:
+        """Evaluate at most `n_batch` rows, those of `segments` one after another. Raises Aborted or RuntimeFailure.
+
+        Whatever it raises, some of the rows may be in the context: the caller cuts every sequence of it back.
+        """
         token_view, position_view, sequence_view, logits_view = self._views
-        token_view[:count] = tokens
-        position_view[:count] = np.arange(position, position + count, dtype=np.int32)
-        sequence_view[:count] = sequence
-        logits_view[:count] = 0
-        logits_view[count - 1] = want_logits
-        self._batch.n_tokens = count
+        row = 0
+        for segment in segments:
+            end = row + len(segment.tokens)
+            token_view[row:end] = segment.tokens
+            position_view[row:end] = self._positions[segment.position : segment.position + end - row]
+            sequence_view[row:end] = segment.sequence
+            logits_view[row:end] = 0
+            logits_view[end - segment.outputs : end] = 1
+            row = end
+        self._batch.n_tokens = row
         status = llama_cpp.llama_decode(self._context, self._batch)
         if status == 2:
             raise Aborted
         if status != 0:
             raise RuntimeFailure(f"llama_decode failed with {status}")
 
-    def forget(self, sequence: int, *, start: int = 0) -> None:
-        """Drop a sequence's cached tokens from position `start` on."""
-        llama_cpp.llama_memory_seq_rm(self._memory, sequence, start, -1)
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """A copy of the logits of one row of the last `decode`, [vocabulary_size]."""
+        pointer = llama_cpp.llama_get_logits_ith(self._context, row)
+        return np.ctypeslib.as_array(pointer, shape=(self.vocabulary_size,)).copy()
+
+    def forget(self, sequence: int, *, start: int = 0) -> bool:
+        """Drop a sequence's cells from position `start` on. False: this kind of memory cannot be cut there."""
+        return bool(llama_cpp.llama_memory_seq_rm(self._memory, sequence, start, -1))
+
+    def save(self, sequence: int) -> bytes:
+        """What the context holds of a sequence, for `restore`."""
+        size = int(llama_cpp.llama_state_seq_get_size(self._context, sequence))
+        state = bytearray(size)
+        buffer = (ctypes.c_uint8 * size).from_buffer(state)
+        if llama_cpp.llama_state_seq_get_data(self._context, buffer, size, sequence) != size:
+            raise RuntimeFailure("llama.cpp cannot save a sequence")
+        del buffer
+        return bytes(state)
+
+    def restore(self, sequence: int, state: bytes) -> bool:
+        """Put a saved sequence into an empty one. False: there were not enough cells, and nothing is left of it."""
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        if llama_cpp.llama_state_seq_set_data(self._context, buffer, len(state), sequence) == len(state):
+            return True
+        self.forget(sequence)
+        return False
+
+    def use_threads(self, count: int) -> None:
+        """Compute with `count` threads from the next `decode` on."""
+        llama_cpp.llama_set_n_threads(self._context, count, count)
 
     def interrupt(self) -> None:
         """Make a running `decode` raise Aborted soon. May be called from any thread."""

@@ -1,123 +1,36 @@
-"""The loop over a toy runtime that checks what the context would hold."""
+"""The loop over a toy model: whatever runs beside a job and whatever fails, its answer is the one it gives alone."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.engine.chat_template import ChatTemplate
-from appliance.engine.prompt import PromptBuilder
-from appliance.engine.scheduler import Limits, Scheduler
-from appliance.engine.types import Delta, EngineEvent, Finished, GenerationJob, PromptReady, SamplingParams
+from appliance.engine.batch import EXACT
+from appliance.engine.types import Finished, PromptReady, SamplingParams
 from appliance.errors import ApplianceError
+from tests.unit.appliance.engine.toy import Bench, alone
 
-END = 0
-
-
-class Interrupted(Exception):
-    pass
+GREEDY = SamplingParams(temperature=0.0, top_p=1.0, top_k=0, seed=0, max_tokens=None)
 
 
-class ToyRuntime:
-    """Answers each prompt with its own bytes in reverse, then the end token. Fails on any hole in the context."""
-
-    control_texts: Sequence[tuple[int, str]] = ()
-    bos: int | None = None
-
-    def __init__(self) -> None:
-        self.context: list[int] = []
-        self.interrupt_next = False
-        self.open_samplers = 0
-
-    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
-        return list(text.encode())
-
-    def piece(self, token: int) -> bytes:
-        return bytes([token])
-
-    def is_end(self, token: int) -> bool:
-        return token == END
-
-    def decode(self, tokens: Sequence[int], *, position: int, sequence: int, want_logits: bool) -> None:
-        assert position == len(self.context)
-        if self.interrupt_next:
-            self.interrupt_next = False
-            self.context += tokens[:1]  # an interrupted batch leaves a part behind
-            raise Interrupted
-        self.context += tokens
-
-    def forget(self, sequence: int, *, start: int = 0) -> None:
-        del self.context[start:]
-
-    def sampler(self, params: SamplingParams) -> ToySampler:
-        self.open_samplers += 1
-        return ToySampler(self)
+def expected(bench: Bench, prompt: str, seed: int | None, max_tokens: int | None = None) -> list[int]:
+    params = replace(GREEDY, temperature=0.0 if seed is None else 1.0, seed=seed or 0, max_tokens=max_tokens)
+    return alone(prompt, params, bench.limits.context_length)
 
 
-class ToySampler:
-    logprobs = ()
-
-    def __init__(self, runtime: ToyRuntime) -> None:
-        self._runtime = runtime
-        self._plan: list[int] | None = None
-
-    def sample(self) -> int:
-        if self._plan is None:
-            self._plan = [END, *self._runtime.context]
-        return self._plan.pop()
-
-    def close(self) -> None:
-        self._runtime.open_samplers -= 1
-
-
-class Bench:
-    def __init__(self, context_length: int = 64, n_batch: int = 4) -> None:
-        self.runtime = ToyRuntime()
-        self.events: dict[bytes, list[EngineEvent | ApplianceError]] = {}
-        prompts = PromptBuilder(self.runtime, ChatTemplate(None, bos_text="", eos_text=""), random_bytes=os.urandom)
-        limits = Limits(context_length=context_length, n_batch=n_batch, facts={"threads": 1})
-        self.scheduler = Scheduler(self.runtime, prompts, limits, self.emit)
-
-    def emit(self, job_id: bytes, event: EngineEvent | ApplianceError) -> None:
-        self.events.setdefault(job_id, []).append(event)
-
-    def submit(self, number: int, prompt: str, *, max_tokens: int | None = None) -> bytes:
-        sampling = SamplingParams(temperature=0.0, top_p=1.0, top_k=0, seed=0, max_tokens=max_tokens)
-        job_id = number.to_bytes(16, "big")
-        self.scheduler.submit(
-            GenerationJob(job_id=job_id, prompt=prompt, sampling=sampling, template_date="2026-12-01")
-        )
-        return job_id
-
-    def step(self) -> None:
-        try:
-            self.scheduler.step()
-        except Interrupted:
-            self.scheduler.rewind()
-
-    def drain(self) -> None:
-        while not self.scheduler.idle:
-            self.step()
-        assert self.runtime.context == []
-        assert self.runtime.open_samplers == 0
-
-    def text(self, job_id: bytes) -> str:
-        return "".join(event.text for event in self.events[job_id] if isinstance(event, Delta))
-
-
-def test_fifo_and_one_end_each() -> None:
-    bench = Bench()
-    jobs = [bench.submit(number, prompt) for number, prompt in enumerate(("abcdefghij", "kl", "m"))]
-    assert [type(events[0]) for events in bench.events.values()] == [PromptReady] * 3  # before their turn
+def test_every_job_ends_once_and_is_announced_before_its_turn() -> None:
+    bench = Bench(slots=1)
+    prompts = ("abcdefghij", "kl", "m")
+    jobs = [bench.submit(number, prompt) for number, prompt in enumerate(prompts)]
+    assert [type(events[0]) for events in bench.events.values()] == [PromptReady] * 3
     bench.drain()
-    assert [bench.text(job) for job in jobs] == ["jihgfedcba", "lk", "m"]
-    for events in bench.events.values():
-        assert [event for event in events if isinstance(event, Finished)] == [Finished(reason="stop")]
-        assert events[-2:-1] == [Delta(text="", token_ids=bytes(4))]
+    for job, prompt in zip(jobs, prompts, strict=True):
+        assert bench.tokens(job) == expected(bench, prompt, None)
+        assert len([event for event in bench.events[job] if isinstance(event, Finished)]) == 1
+        assert isinstance(bench.events[job][-1], Finished)
 
 
 @pytest.mark.parametrize(("size", "code"), [(7, None), (8, "context_length_exceeded"), (9, "context_length_exceeded")])
@@ -128,41 +41,133 @@ def test_b125_the_border_of_the_context(size: int, code: str | None) -> None:
     last = bench.events[job][-1]
     assert (last.code if isinstance(last, ApplianceError) else None) == code
     if code is None:
-        assert last == Finished(reason="length")
-        assert bench.text(job) == "x"
+        assert len(bench.tokens(job)) == 1
 
 
-def test_an_interrupted_batch_is_repeated_without_a_trace() -> None:
+def test_h44_a_job_joins_at_the_next_step_and_shares_it() -> None:
     bench = Bench()
-    job = bench.submit(1, "abcdefghij")
-    for _ in range(30):
-        bench.runtime.interrupt_next = True
-        bench.step()
-        bench.step()
+    bench.submit(1, "abcabc")
+    bench.step()
+    bench.submit(2, "xy")
+    bench.step()
+    assert [(len(segment.tokens), segment.outputs) for segment in bench.runtime.batches[-1]] == [(1, 1), (2, 1)]
     bench.drain()
-    assert bench.text(job) == "jihgfedcba"
 
 
-@given(st.lists(st.tuples(st.sampled_from(["submit", "cancel", "step", "interrupt"]), st.integers(0, 5)), max_size=60))
-def test_any_order_of_jobs_cancels_and_interrupts(actions: list[tuple[str, int]]) -> None:
-    bench = Bench()
+def test_running_answers_keep_their_pace_and_a_short_prompt_overtakes_a_long_one() -> None:
+    bench = Bench(context_length=200, kv_tokens=800, n_batch=8)
+    answering = bench.submit(1, "ab", max_tokens=8)
+    bench.step()
+    bench.submit(2, "x" * 150, max_tokens=1)
+    bench.submit(3, "yz", max_tokens=1)
+    before = len(bench.tokens(answering))
+    bench.step()
+    assert len(bench.tokens(answering)) == before + 1
+    batch = bench.runtime.batches[-1]
+    assert sum(len(segment.tokens) for segment in batch) == 8
+    assert [len(segment.tokens) for segment in batch] == [1, 5, 2]
+    assert len(bench.tokens((3).to_bytes(16, "big"))) == 1
+    bench.drain()
+
+
+def test_more_answers_than_rows_take_turns() -> None:
+    bench = Bench(n_batch=2, slots=4)
+    jobs = {bench.submit(number, prompt, max_tokens=6): prompt for number, prompt in enumerate(("ab", "ba", "c", "d"))}
+    for _ in range(12):
+        bench.step()
+    assert all(bench.tokens(job) for job in jobs)
+    bench.drain()
+    for job, prompt in jobs.items():
+        assert bench.tokens(job) == expected(bench, prompt, None, 6)
+
+
+def test_a_job_waits_until_there_are_cells_for_all_it_may_come_to() -> None:
+    bench = Bench(context_length=64, kv_tokens=100, slots=4)
+    first, second = bench.submit(1, "a" * 40, max_tokens=20), bench.submit(2, "b" * 30, max_tokens=20)
+    third = bench.submit(3, "c", max_tokens=2)
+    bench.step()
+    assert bench.scheduler.stats()["cells_reserved"] == 60
+    assert bench.scheduler.stats()["waiting"] == 2  # first come, first served: the small one does not overtake
+    bench.drain()
+    assert all(isinstance(bench.events[job][-1], Finished) for job in (first, second, third))
+
+
+@pytest.mark.parametrize("failure", ["before", "within", "drawing"])
+@pytest.mark.parametrize("drafter", ["off", "prompt-lookup"])
+def test_h45_a_failed_step_moves_nobody_and_its_repetition_gives_the_same_tokens(failure: str, drafter: str) -> None:
+    bench = Bench(drafter=drafter)
+    prompts = {bench.submit(number, prompt, seed=number): prompt for number, prompt in enumerate(("abab", "cdcdcd"), 1)}
+    while not bench.scheduler.idle:
+        counts = {job: len(bench.events[job]) for job in prompts}
+        bench.runtime.failures = [failure]
+        if not bench.step():
+            assert {job: len(bench.events[job]) for job in prompts} == counts
+            bench.step()
+        bench.runtime.failures = []
+    bench.drain()
+    for job, prompt in prompts.items():
+        assert bench.tokens(job) == expected(bench, prompt, int.from_bytes(job, "big"))
+
+
+def test_h51_a_memory_that_cannot_be_cut_back_is_filled_again() -> None:
+    bench = Bench(exactness=replace(EXACT, rollback=False), drafter="prompt-lookup")
+    job = bench.submit(1, "abcdefghijkl", scope=b"s")
+    for _ in range(3):
+        bench.step()
+        bench.runtime.failures = ["within"]
+        assert not bench.step()
+    bench.drain()
+    assert bench.tokens(job) == expected(bench, "abcdefghijkl", None)
+    last = bench.events[job][-1]
+    assert isinstance(last, Finished)
+    assert "speculation" not in last.execution
+
+
+def test_a_deterministic_job_shares_its_steps_only_where_that_is_exact() -> None:
+    for exactness, together in ((EXACT, True), (replace(EXACT, batch=False), False)):
+        bench = Bench(exactness=exactness)
+        bench.submit(1, "abc", max_tokens=4)
+        job = bench.submit(2, "def", max_tokens=4, deterministic=True)
+        bench.submit(3, "ghi", max_tokens=4)
+        bench.drain()
+        assert any(len(batch) > 1 for batch in bench.runtime.batches) == together
+        last = bench.events[job][-1]
+        assert isinstance(last, Finished)
+        assert last.execution["exact"] is True
+        other = bench.events[(1).to_bytes(16, "big")][-1]
+        assert isinstance(other, Finished)
+        assert other.execution["exact"] is together
+
+
+actions = st.lists(
+    st.tuples(st.sampled_from(["submit", "cancel", "step", "step", "fail"]), st.integers(0, 7)), max_size=60
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(actions, st.sampled_from(["off", "prompt-lookup", "n-gram"]), st.integers(2, 12), st.integers(1, 5))
+def test_any_order_of_jobs_cancels_and_failures(
+    script: list[tuple[str, int]], drafter: str, n_batch: int, slots: int
+) -> None:
+    bench = Bench(drafter=drafter, n_batch=n_batch, slots=slots, kv_tokens=130)
     cancelled: set[bytes] = set()
-    prompts: dict[bytes, str] = {}
-    for index, (action, number) in enumerate(actions):
+    jobs: dict[bytes, tuple[str, int | None]] = {}
+    for index, (action, number) in enumerate(script):
         if action == "submit":
-            prompt = f"job {index}!"
-            prompts[bench.submit(index, prompt)] = prompt
-        elif action == "cancel" and prompts:
-            job = list(prompts)[number % len(prompts)]
+            prompt = "abcdabcdabcdabcdabcdabcd"[: 3 * number + 1] + "abcd"[number % 4]
+            seed = None if number % 2 else index
+            jobs[bench.submit(index, prompt, seed=seed, scope=bytes([number % 3]))] = prompt, seed
+        elif action == "cancel" and jobs:
+            job = list(jobs)[number % len(jobs)]
             cancelled.add(job)
             bench.scheduler.cancel(job)
-        elif action == "interrupt":
-            bench.runtime.interrupt_next = True
+        elif action == "fail":
+            bench.runtime.failures.append(("before", "within", "drawing", "")[number % 4])
         else:
             bench.step()
     bench.drain()
-    for job, prompt in prompts.items():
+    for job, (prompt, seed) in jobs.items():
         ended = isinstance(bench.events[job][-1], Finished)
         assert ended or job in cancelled
-        if ended:
-            assert bench.text(job) == prompt[::-1]
+        whole = expected(bench, prompt, seed)
+        assert bench.tokens(job) == (whole if ended else whole[: len(bench.tokens(job))])

@@ -2,17 +2,25 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.engine.settings import resolve_threads
+from appliance.engine.settings import choose_threads, resolve_cells
+from appliance.errors import BootError
 
 
-@pytest.mark.parametrize(("cores", "count"), [(1, 1), (2, 1), (16, 15)])
-def test_auto_leaves_a_core_to_the_serving_process(cores: int, count: int) -> None:
-    threads = resolve_threads("auto", set(range(cores)))
+@pytest.mark.parametrize(
+    ("speeds", "count"),
+    [({1: 80.0, 2: 118.0}, 2), ({1: 74.0, 2: 12.0}, 1), ({1: 80.0, 2: 85.0}, 1), ({1: 8.0, 4: 30.0, 8: 31.0}, 4)],
+)
+def test_the_fewest_threads_that_are_about_as_fast(speeds: dict[int, float], count: int) -> None:
+    threads = choose_threads(speeds, 8)
     assert threads.count == count
-    assert str(cores) in threads.reason
+    assert "8 usable cores" in threads.reason
+    assert all(f"{number}: " in threads.reason for number in speeds)
 
 
-def test_a_configured_count_is_taken_as_it_is() -> None:
-    threads = resolve_threads(4, {0, 1})
-    assert threads.count == 4
-    assert threads.reason == "configured: 4 of 2 usable cores"
+def test_cells() -> None:
+    assert resolve_cells("auto", context_length=4096, slots=16) == 16384
+    assert resolve_cells("auto", context_length=512, slots=16) == 8192
+    assert resolve_cells("auto", context_length=4096, slots=1) == 4096
+    assert resolve_cells(5000, context_length=4096, slots=16) == 5000
+    with pytest.raises(BootError, match=r"4095.*4096"):
+        resolve_cells(4095, context_length=4096, slots=16)

@@ -1,0 +1,112 @@
+"""Which shapes of evaluation give the same bits, measured on the loaded model: nothing about it is assumed.
+
+Every comparison is of whole rows of logits, bit for bit, with the sequence evaluated alone. Kernels change with the
+number of rows (tiles from 64 on), with the cells in use (from 512 on a single row is split among the threads) and with
+the build, so the test visits both sides of those borders as far as the context allows.
+"""
+
+from __future__ import annotations
+
+from appliance.engine.batch import Exactness, Segment
+from appliance.engine.llama_cpp.runtime import LlamaRuntime
+
+_SHORT, _LONG = 48, 72  # tokens of the prompt: the long one where batches may pass 64 rows
+_CROWDED_CELLS = 640
+_STEPS = 4
+_CHUNK = 7
+
+
+def measure_exactness(runtime: LlamaRuntime) -> Exactness:
+    """Run the shapes and compare; leaves the context empty. Takes about as long as 250 prompt tokens."""
+    test = _SelfTest(runtime)
+    try:
+        return test.run()
+    finally:
+        for sequence in range(runtime.options.n_sequences):
+            runtime.forget(sequence)
+
+
+class _SelfTest:
+    def __init__(self, runtime: LlamaRuntime) -> None:
+        self._runtime = runtime
+        options = runtime.options
+        wanted = _LONG if options.n_batch >= 64 else _SHORT
+        self._size = max(1, min(wanted, options.n_batch, options.kv_tokens // 2 - _STEPS))
+        # Fixed ids, spread over the vocabulary: what they mean does not matter.
+        self._prompt = self._ids(self._size, 7919)
+        self._next = self._ids(_STEPS, 104729)
+
+    def _ids(self, count: int, stride: int) -> list[int]:
+        return [(1 + index * stride) % self._runtime.vocabulary_size for index in range(count)]
+
+    def run(self) -> Exactness:
+        start = self._prefill(0, self._size)
+        state = self._runtime.save(0)
+        alone = self._one_by_one(0)
+        rollback = self._runtime.forget(0, start=self._size)
+        if not rollback:
+            return Exactness(batch=False, verify=False, chunk=False, rollback=False)
+        verify = self._together(0) == alone
+        self._runtime.forget(0, start=self._size)
+        crowd = self._crowd(state)
+        # A row split among threads differs here from one that is not, although it is computed alone both times.
+        crowded = self._one_by_one(0)
+        batch = crowded == alone
+        self._runtime.forget(0, start=self._size)
+        verify = verify and self._together(0) == crowded
+        self._runtime.forget(0, start=self._size)
+        batch = batch and self._packed(crowd, alone[0]) and self._beside_a_prompt(crowd, alone[0])
+        self._runtime.forget(0)
+        chunk = self._prefill(0, _CHUNK) == start
+        return Exactness(batch=batch, verify=verify, chunk=chunk, rollback=True)
+
+    def _prefill(self, sequence: int, chunk: int) -> bytes:
+        for start in range(0, self._size, chunk):
+            piece = self._prompt[start : start + chunk]
+            last = start + chunk >= self._size
+            self._runtime.decode([Segment(sequence=sequence, position=start, tokens=piece, outputs=int(last))])
+        return self._runtime.logits(len(piece) - 1).tobytes()
+
+    def _one_by_one(self, sequence: int) -> list[bytes]:
+        rows = []
+        for index, token in enumerate(self._next):
+            self._runtime.decode([self._after(sequence, [token], index)])
+            rows.append(self._runtime.logits(0).tobytes())
+        return rows
+
+    def _together(self, sequence: int) -> list[bytes]:
+        self._runtime.decode([self._after(sequence, self._next, 0)])
+        return [self._runtime.logits(row).tobytes() for row in range(len(self._next))]
+
+    def _after(self, sequence: int, tokens: list[int], offset: int) -> Segment:
+        return Segment(sequence=sequence, position=self._size + offset, tokens=tokens, outputs=len(tokens))
+
+    def _crowd(self, state: bytes) -> list[int]:
+        """Fill other sequences with the prompt, past the border of the cells where they allow it."""
+        options = self._runtime.options
+        room = options.kv_tokens - self._size - options.n_batch - _STEPS
+        count = max(0, min(options.n_sequences - 2, _CROWDED_CELLS // self._size + 1, room // self._size))
+        return [sequence for sequence in range(1, count + 1) if self._runtime.restore(sequence, state)]
+
+    def _packed(self, crowd: list[int], expected: bytes) -> bool:
+        """One row of each of up to eight sequences."""
+        chosen = [0, *crowd][: min(8, self._runtime.options.n_batch)]
+        self._runtime.decode([self._after(sequence, self._next[:1], 0) for sequence in chosen])
+        rows = [self._runtime.logits(row).tobytes() for row in range(len(chosen))]
+        for sequence in chosen:
+            self._runtime.forget(sequence, start=self._size)
+        return all(row == expected for row in rows)
+
+    def _beside_a_prompt(self, crowd: list[int], expected: bytes) -> bool:
+        """One row, and the rest of the batch is another sequence's prompt."""
+        options = self._runtime.options
+        other = len(crowd) + 1
+        count = min(options.n_batch - 1, self._size)
+        if count < 1 or other >= options.n_sequences:
+            return True
+        beside = Segment(sequence=other, position=0, tokens=self._prompt[:count], outputs=0)
+        self._runtime.decode([self._after(0, self._next[:1], 0), beside])
+        row = self._runtime.logits(0).tobytes()
+        self._runtime.forget(0, start=self._size)
+        self._runtime.forget(other)
+        return row == expected
