@@ -11,6 +11,8 @@ MODEL ?= smollm2-135m-instruct
 
 # llamafile's kernels are off: more batch shapes then give bit-equal results, at the same speed.
 LLAMA_CMAKE_ARGS := -DLLAVA_BUILD=OFF -DGGML_LLAMAFILE=OFF -DLLAMA_BUILD_TOOLS=OFF
+# tpm2-pytss compiles against a library of the system; without it a few tests are left out, and say so.
+TPM_EXTRA := $(shell command -v swtpm >/dev/null && pkg-config --exists tss2-esys 2>/dev/null && echo ,tpm2)
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 PIP_INSTALL = CMAKE_ARGS="$(LLAMA_CMAKE_ARGS)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
 	$(PY) -m pip install -v -c constraints.txt
@@ -48,11 +50,11 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	@if ! command -v swtpm >/dev/null || ! pkg-config --exists tss2-esys 2>/dev/null; then \
-		echo "The tests quote with a software TPM. Install it and its headers, for example: apt-get install swtpm libtss2-dev pkg-config" >&2; exit 1; \
+	@if [ -z "$(TPM_EXTRA)" ]; then \
+		echo "No software TPM here, so the tests that quote with one are left out. For them: apt-get install swtpm libtss2-dev pkg-config, then make clean" >&2; \
 	fi
 	@echo "Installing what the tests need"
-	@$(PIP_INSTALL) -e '.[demo,test,tpm2]' 2>&1 | $(PY) scripts/pip_progress.py $(VENV)/install-test.log || \
+	@$(PIP_INSTALL) -e '.[demo,test$(TPM_EXTRA)]' 2>&1 | $(PY) scripts/pip_progress.py $(VENV)/install-test.log || \
 		{ tail -n 40 $(VENV)/install-test.log >&2; echo "The installation failed; its whole log is $(VENV)/install-test.log" >&2; exit 1; }
 	@touch $@
 
