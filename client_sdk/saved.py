@@ -337,6 +337,8 @@ def _malformed(path: Path, what: str) -> MalformedError:
 
 def _read(path: Path, limit_bytes: int) -> bytes:
     try:
+        if path.exists() and not path.is_file():
+            raise _malformed(path, "is no regular file")  # opening a pipe would wait for ever
         with path.open("rb") as file:
             content = file.read(limit_bytes + 1)
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -160,6 +161,7 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "status a truth": lambda d: edit(d, lambda f: f["response"].update(status=True)),
     "time not a number": lambda d: edit(d, lambda f: f["request"].update({"sent-at": float("nan")})),
     "time after the calendar": lambda d: edit(d, lambda f: f["attestation"].update({"verified-at": 5e11})),
+    "receipt a pipe": lambda d: ((d / "receipt").unlink(), os.mkfifo(d / "receipt")),
     "receipt too large": lambda d: (d / "receipt").write_bytes(bytes(70_000)),
 }
 
