@@ -64,7 +64,7 @@ class Demo:
         try:
             self._step("4. Attest it: nonce, TLS exporter, evidence, channel proof, policy")
             self._call("appliance-client", "attest", self._url, "--policy", str(self._policy))
-            self._step("5. Ask it. Text appears once a signed checkpoint covers it; the receipt comes last")
+            self._step("5. Ask it: text appears once a signed checkpoint covers it")
             self._ask()
         finally:
             self._stop(server)

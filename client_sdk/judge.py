@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from client_sdk.errors import AuthenticityError, FreshnessError, MalformedError, Rejection, VerificationError
+from client_sdk.errors import AuthenticityError, Check, FreshnessError, MalformedError, Rejection, VerificationError
 from client_sdk.http_rules import Head, Outgoing, RawHeaders, check_origin, prepare, read_head
 from client_sdk.network import StreamResponse
 from client_sdk.policy import Policy
@@ -72,6 +72,17 @@ class Received:
         )
 
 
+def check_channel_age(policy: Policy, *, verified_at: float, sent_at: float) -> None:
+    """Whether a request at `sent_at` may rest on an attestation verified at `verified_at` (Unix seconds).
+
+    Raises FreshnessError ATTESTATION_TOO_OLD.
+    """
+    if sent_at - verified_at > policy.max_channel_age_s + policy.max_clock_skew_s:
+        message = "the connection is older than the policy allows"
+        check = Check(name="age of the connection", status="failed", detail=message)
+        raise FreshnessError(Rejection.ATTESTATION_TOO_OLD, message, checks=(check,))
+
+
 class Judge:
     """Everything of a transport that is not I/O. Thread-safe.
 
@@ -131,8 +142,7 @@ class Judge:
         """Judge a response head. Raises VerificationError."""
         if not isinstance(record, AttestationRecord):
             raise AuthenticityError(Rejection.BINDER_MISSING, "the response came over a connection without attestation")
-        if sent_at - record.verified_at > self.policy.max_channel_age_s + self.policy.max_clock_skew_s:
-            raise FreshnessError(Rejection.ATTESTATION_TOO_OLD, "the connection is older than the policy allows")
+        check_channel_age(self.policy, verified_at=record.verified_at, sent_at=sent_at)
         head = read_head(outgoing, status, headers)
         return Received(outgoing=outgoing, head=head, record=record, sent_at=sent_at)
 

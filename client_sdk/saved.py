@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from client_sdk.errors import Check, MalformedError, Rejection, SdkError, VerificationError
-from client_sdk.judge import VerifiedAnswer
+from client_sdk.judge import VerifiedAnswer, check_channel_age
 from client_sdk.policy import Policy
 from client_sdk.receipts import Exchange, VerifiedReceipt, verify_receipt
 from client_sdk.session import AttestationRecord
@@ -159,6 +159,7 @@ def verify_saved(
     saved = load_saved(directory)
     attestation = _appraise(saved, policy, now, endorsements)
     try:
+        check_channel_age(policy, verified_at=saved.attestation.verified_at, sent_at=saved.exchange.sent_at)
         if saved.exchange.response_body is not None:
             receipt = verify_receipt(
                 saved.receipt, saved.exchange, attestation, policy, accept_redacted=accept_redacted

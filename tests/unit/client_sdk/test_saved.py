@@ -123,7 +123,8 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], Rejection]] = {
     "method": (lambda f: f["request"].update(method="PUT"), Rejection.REQUEST_MISMATCH),
     "status": (lambda f: f["response"].update(status=201), Rejection.STATUS_MISMATCH),
     "receipt id": (lambda f: f["response"].update({"receipt-id": "00" * 16}), Rejection.RECEIPT_ID_MISMATCH),
-    "sent later": (lambda f: f["request"].update({"sent-at": time.time() + 9999}), Rejection.RECEIPT_TIME),
+    "sent later": (lambda f: f["request"].update({"sent-at": time.time() + 999}), Rejection.RECEIPT_TIME),
+    "sent much later": (lambda f: f["request"].update({"sent-at": time.time() + 9999}), Rejection.ATTESTATION_TOO_OLD),
     "exporter": (lambda f: f["attestation"].update(exported="22" * 32), Rejection.BINDER_MISMATCH),
     "attestation nonce": (lambda f: f["attestation"].update(nonce="33" * 32), Rejection.NONCE_MISMATCH),
     "verified later": (
@@ -141,6 +142,24 @@ def test_an_edited_fact_is_rejected(wired: WiredAppliance, policy: Policy, tmp_p
     with pytest.raises(VerificationError) as caught:
         verify_saved(tmp_path / "a", policy)
     assert caught.value.code == code
+
+
+def test_an_answer_on_a_connection_too_old_for_the_policy_is_rejected(
+    wired: WiredAppliance, policy: Policy, tmp_path: Path
+) -> None:
+    """Live it would have been: the attestation is older at the request than the policy lets a connection be used."""
+    save_answer(tmp_path / "a", ask(wired, policy, form="whole"), policy_digest=policy.digest)
+
+    def apart(fields: dict[str, Any]) -> None:
+        fields["attestation"]["verified-at"] -= 4
+        fields["request"]["sent-at"] += 3
+        fields["response"]["received-at"] += 3
+
+    edit(tmp_path / "a", apart)
+    verify_saved(tmp_path / "a", replace(policy, max_channel_age_s=10, max_clock_skew_s=5))
+    with pytest.raises(VerificationError) as caught:
+        verify_saved(tmp_path / "a", replace(policy, max_channel_age_s=1, max_clock_skew_s=5))
+    assert caught.value.code == Rejection.ATTESTATION_TOO_OLD
 
 
 BROKEN: dict[str, Callable[[Path], object]] = {
