@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -22,6 +23,7 @@ from appliance.attestation.ra_tls import CertificateRotator
 from appliance.attestation.responder import Responder, Statement
 from appliance.attestation.tls_server import ChannelProtocol, make_protocol_class
 from appliance.config import Config, allowed_cids
+from appliance.engine.stats import ENGINE_STATS
 from appliance.engine.supervisor import SupervisedEngine
 from appliance.errors import AttestationUnavailable, BootError
 from appliance.identity import InstanceKeys, make_keys
@@ -289,3 +291,19 @@ def _register_levels(service: Service, protocol_class: type[ChannelProtocol]) ->
     metrics.level("engine_active_jobs", "Jobs under evaluation", lambda: sum(e.active for e in engines))
     metrics.level("engine_queued_jobs", "Jobs waiting for their turn", lambda: sum(e.queued for e in engines))
     metrics.level("engine_restarts", "Workers started after a crash", lambda: sum(e.restarts for e in engines))
+    metrics.level(
+        "engine_threads", "Compute threads of one engine", lambda: max((e.threads for e in engines), default=0)
+    )
+    for shape in ("batch", "verify", "chunk"):
+        text = "1 where the self-test found this shape exact for every model"
+        metrics.level(f"engine_exact_{shape}", text, partial(_all_exact, engines, shape))
+    for name, text in ENGINE_STATS.items():
+        metrics.level(f"engine_{name}", text, partial(_total, engines, name))
+
+
+def _all_exact(engines: Sequence[SupervisedEngine], shape: str) -> float:
+    return float(all(engine.exact(shape) for engine in engines))
+
+
+def _total(engines: Sequence[SupervisedEngine], name: str) -> float:
+    return float(sum(engine.stats.get(name, 0) for engine in engines))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from appliance import toml_text
 from appliance.addresses import Address, HybridAddress, InheritedSockets, TcpAddress, parse_address
 from appliance.errors import BootError
 from client_sdk.wire import digests
@@ -25,12 +26,20 @@ _ENV_PREFIX = "APPLIANCE_"
 _NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?")
 
 
-def _setting(default: Any, *, low: float | None = None, high: float | None = None, digest: bool = True) -> Any:
+def _setting(
+    default: Any,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    digest: bool = True,
+    words: tuple[str, ...] = (),
+) -> Any:
     """A field with bounds; those of a text count its bytes in UTF-8.
 
-    `digest=False` keeps addresses, paths and secrets out of the pinned configuration digest.
+    A text may be limited to `words`. `digest=False` keeps addresses, paths and secrets out of the pinned configuration
+    digest.
     """
-    metadata = {"low": low, "high": high, "digest": digest}
+    metadata = {"low": low, "high": high, "digest": digest, "words": words}
     if isinstance(default, list | dict):
         raise TypeError("use tuples for defaults")
     return field(default=default, metadata=metadata)
@@ -96,10 +105,20 @@ class AttestationConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """`threads` is "auto" (cores minus one, left for the API process) or a number."""
+    """`threads` and `kv_tokens` are "auto" (measured at the start; enough for four whole contexts) or numbers."""
 
     threads: int | Literal["auto"] = _setting("auto", low=1, high=1024)
-    batch_tokens: int = _setting(512, low=1, high=65536)
+    batch_tokens: int = _setting(63, low=1, high=65536)
+    """Rows of one step. From 64 on llama.cpp computes attention in tiles, which give other bits."""
+    slots: int = _setting(16, low=1, high=255)
+    kv_tokens: int | Literal["auto"] = _setting("auto", low=2, high=1 << 28)
+    determinism: str = _setting("per-request", words=("per-request", "always"))
+    speculation: str = _setting("auto", words=("auto", "off", "prompt-lookup", "n-gram"))
+    draft_tokens: int = _setting(8, low=1, high=64)
+    draft_widths: str = _setting("adaptive", words=("adaptive", "fixed"))
+    prefix_cache_entries: int = _setting(64, low=0, high=65536)
+    prefix_cache_mib: int = _setting(128, low=1, high=1 << 20)
+    prefix_cache_ttl_s: float = _setting(600.0, low=1.0, high=86400.0)
     max_active: int = _setting(16, low=1, high=4096)
     stall_s: float = _setting(60.0, low=1.0, high=3600.0)
 
@@ -189,9 +208,9 @@ class Config:
             value = getattr(self, section.name)
             if section.name == "models":
                 for model in value:
-                    lines += ["[[models]]", *_toml_lines(_section_map(model, pinned_only=False)), ""]
+                    lines += ["[[models]]", *toml_text.lines(_section_map(model, pinned_only=False)), ""]
             else:
-                lines += [f"[{section.name}]", *_toml_lines(_section_map(value, pinned_only=False)), ""]
+                lines += [f"[{section.name}]", *toml_text.lines(_section_map(value, pinned_only=False)), ""]
         return "\n".join(lines)
 
 
@@ -384,6 +403,8 @@ def _checked(value: object, kind: Any, metadata: Mapping[str, Any], where: str) 
         kind = next(option for option in alternatives if get_origin(option) is not Literal)
     if type(value) is not kind:
         raise BootError(f"{where} must be of type {_type_name(kind)}")
+    if (spelled := metadata.get("words")) and value not in spelled:
+        raise BootError(f"{where} must be one of {', '.join(spelled)}")
     low, high = metadata.get("low"), metadata.get("high")
     size = len(value.encode()) if isinstance(value, str) else value
     if isinstance(size, int | float) and not (
@@ -422,18 +443,3 @@ def _section_map(section: object, *, pinned_only: bool) -> dict[str, object]:
         value = getattr(section, entry.name)
         values[entry.name] = list(value) if isinstance(value, tuple) else value
     return values
-
-
-def _toml_lines(values: Mapping[str, object]) -> list[str]:
-    return [f"{key} = {_toml_value(value)}" for key, value in values.items()]
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in text) + '"'

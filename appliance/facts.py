@@ -8,8 +8,9 @@ from pathlib import Path
 
 from appliance.config import Config, ModelConfig
 from appliance.engine.gguf import read_facts
+from appliance.engine.prefix_cache import CacheLimits
 from appliance.engine.sealed import seal_model
-from appliance.engine.settings import EngineSettings, RestartPolicy
+from appliance.engine.settings import EngineSettings, RestartPolicy, SpeculationSettings
 from appliance.engine.types import EngineInfo, LoadedModel
 from appliance.errors import BootError
 from appliance.models.manifest import InstalledModel
@@ -49,6 +50,19 @@ def engine_settings(config: Config, model: ModelConfig, installed: InstalledMode
         context_length=context_length,
         threads=config.engine.threads,
         n_batch=config.engine.batch_tokens,
+        slots=config.engine.slots,
+        kv_tokens=config.engine.kv_tokens,
+        cache=CacheLimits(
+            entries=config.engine.prefix_cache_entries,
+            limit_bytes=config.engine.prefix_cache_mib << 20,
+            ttl_s=config.engine.prefix_cache_ttl_s,
+        ),
+        speculation=SpeculationSettings(
+            kind=config.engine.speculation,
+            draft_tokens=config.engine.draft_tokens,
+            adaptive=config.engine.draft_widths == "adaptive",
+        ),
+        deterministic=config.engine.determinism == "always",
         chat_template=template,
         restart=RestartPolicy(stall_s=config.engine.stall_s),
     )

@@ -82,6 +82,15 @@ class SupervisedEngine:
         return self._up.is_set() and not self._stopping
 
     @property
+    def threads(self) -> int:
+        """Compute threads, 0 before `start` returned."""
+        return 0 if self._identity is None else self._identity.threads.count
+
+    def exact(self, shape: str) -> bool:
+        """The self-test's verdict on "batch", "verify" or "chunk"; False before `start` returned."""
+        return self._identity is not None and self._identity.exactness.facts()[f"exact-{shape}"] is True
+
+    @property
     def worker_pid(self) -> int | None:
         """Process id of the present worker, None while there is none."""
         return None if self._worker is None else self._worker.pid
@@ -244,6 +253,13 @@ class SupervisedEngine:
             raise BootError("the engine's batch size, slots and thread count must be at least 1")
         if settings.speculation.kind not in SPECULATIONS:
             raise BootError(f"engine.speculation {settings.speculation.kind!r} is none of {', '.join(SPECULATIONS)}")
+        speculation = settings.speculation
+        rows = speculation.draft_tokens + 2  # what was drawn last, the drafts, and one more
+        if speculation.kind not in ("auto", "off") and settings.n_batch < rows:
+            raise BootError(
+                f"engine.batch_tokens {settings.n_batch} is too few to verify {speculation.draft_tokens} drafts: "
+                f"that takes {rows}"
+            )
         self._cells()
 
     def _cells(self) -> int:
