@@ -37,6 +37,7 @@ def resolve(wanted: Wanted, *, drawn_seed: int, deterministic: bool) -> Sampling
         max_tokens=wanted.max_tokens,
         stop=wanted.stop,
         logprobs=wanted.logprobs,
+        grammar=wanted.grammar,
     )
 
 
@@ -88,7 +89,7 @@ def claim(subject: Subject, call: Call, sampling: SamplingParams, max_tokens: in
         "echo": call.echo,
         "logprobs": sampling.logprobs,
         "stop": committed(names.LABEL_STOP, list(sampling.stop)),
-        "response_format": None,
+        "response_format": committed(names.LABEL_RESPONSE_FORMAT, call.response_format),
         "tools": None,
         "tool_choice": "none",
         "parallel_tool_calls": True,

@@ -29,11 +29,15 @@ class Wanted:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One parsed request: `n` choices for each of the prompts, in that order."""
+    """One parsed request: `n` choices for each of the prompts, in that order.
+
+    `response_format` is the JSON value as sent where it constrains the answer.
+    """
 
     model: str
     prompts: tuple[PromptInput, ...]
@@ -43,6 +47,7 @@ class Call:
     stream: bool
     include_usage: bool
     echo: bool = False
+    response_format: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from appliance.api import logprobs
+from appliance.api import logprobs, structured
 from appliance.api.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse
 from appliance.engine.types import ChatMessage, InfillPrompt, PromptInput, TokenPrompt
 from appliance.errors import BadRequest
@@ -71,8 +71,11 @@ class ChatDialect(_Frames):
             )
         if request.top_logprobs is not None and not request.logprobs:
             raise _conflict("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
+        response_format, grammar = structured.constrain(request.response_format)
         return _call(
             request,
+            response_format=response_format,
+            grammar=grammar,
             prompts=(tuple(ChatMessage(role=m.role, content=m.content) for m in request.messages),),
             max_tokens=older if newer is None else newer,
             max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
@@ -192,6 +195,8 @@ def _call(
     max_tokens_field: str,
     top: int | None,
     echo: bool = False,
+    response_format: object = None,
+    grammar: str | None = None,
 ) -> Call:
     if request.stream_options is not None and not request.stream:
         raise _conflict("stream_options", "'stream_options' needs 'stream' to be true.")
@@ -215,7 +220,9 @@ def _call(
             max_tokens=max_tokens,
             stop=request.stop_sequences(),
             logprobs=top,
+            grammar=grammar,
         ),
+        response_format=response_format,
         max_tokens_field=max_tokens_field,
         n=n,
         echo=echo,

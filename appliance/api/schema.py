@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pydantic_core import PydanticCustomError
 
 from appliance.errors import BadRequest
+from client_sdk.wire import cbor
 
 MAX_STOP_SEQUENCES = 4
 MAX_CHOICES = 8
@@ -16,7 +17,9 @@ MAX_BIASES = 1024
 MAX_LOGPROBS = 20
 MAX_SEED = 2**32 - 2  # llama.cpp takes 2**32 - 1 for "draw one"
 _MAX_SHOWN_NAME = 64
-_FREE_KEYS = frozenset({"metadata", "logit_bias"})  # their keys are the caller's content, not names of fields
+_FREE_KEYS = frozenset(
+    {"metadata", "logit_bias", "response_format.json_schema.schema"}
+)  # their keys are the caller's content, not names of fields
 
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 # Not Literal: true == 1 and 0 == false there, and what is not honoured has to be refused.
@@ -46,8 +49,18 @@ class StreamOptions(_Closed):
     include_obfuscation: Off | None = None
 
 
+class NamedSchema(_Closed):
+    """`strict` is neutral: the grammar holds the answer to the schema either way."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: Annotated[str, StringConstraints(max_length=4096)] | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
 class ResponseFormat(_Closed):
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
 
 
 class Message(_Closed):
@@ -124,6 +137,21 @@ def parse(kind: type[R], body: bytes) -> R:
         return kind.model_validate(document)
     except ValidationError as error:
         raise _describe(error) from None
+
+
+def as_sent(part: BaseModel) -> Any:
+    """A part of a request as the JSON value it was read from."""
+    return part.model_dump(by_alias=True, exclude_unset=True)
+
+
+def encodable(field: str, value: object) -> None:
+    """Raises BadRequest for a JSON value that a receipt cannot commit to: nested too deep, or with huge integers."""
+    try:
+        cbor.encode(value)
+    except ValueError:
+        raise BadRequest(
+            "invalid_field", f"The field {field!r} is nested too deep or has an integer beyond 64 bits.", param=field
+        ) from None
 
 
 def _refuse_constant(_name: str) -> Any:
