@@ -481,3 +481,11 @@ def test_a_policy_table_is_read_back_the_same() -> None:
     for demanded in (parse_policy(table, "families.tpm2", False), policy(), policy(report_only=True)):
         assert parse_policy(dict(demanded.to_table()), "families.tpm2", True) == demanded
         assert demanded.count == 1
+
+
+def test_an_item_carries_the_key_s_certificate_where_there_is_one() -> None:
+    quote = Quote()
+    parts = {"attest": tpm.attest(quote), "public": tpm.public(quote)}
+    parts["signature"] = tpm.signature(quote, parts["attest"])
+    for certificate in (None, b"DER"):
+        assert abi.parse_item(abi.encode_item(**parts, certificate=certificate)).certificate == certificate
