@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from appliance import facts
 from appliance.api.app import build_app, build_metrics_app
 from appliance.attestation.attester import Attester, Binding, DeviceAttester, Measured, choose, choose_devices
+from appliance.attestation.certificate_evidence import make_extension
 from appliance.attestation.connection import ConnectionLimits
 from appliance.attestation.limiter import QuoteLimiter
 from appliance.attestation.ra_tls import CertificateRotator
@@ -36,7 +37,6 @@ from appliance.receipts.air import AirIssuer
 from appliance.receipts.claims import InstanceFacts, Served
 from appliance.receipts.issuer import Issuer
 from appliance.service import ServedModel, Service, ServiceLimits, Surroundings
-from client_sdk.wire import digests
 
 _AIR_TEXT_BYTES = 256
 
@@ -86,6 +86,7 @@ async def boot(config: Config, host: Host, attester: Attester, progress: Fractio
             now=around.clock,
             random_bytes=around.random_bytes,
             lifetime_s=config.attestation.certificate_lifetime_s,
+            extensions=[make_extension(attester, keys.tls_spki)] if config.attestation.certificate_evidence else (),
         )
         limits = _connection_limits(config)
         protocol_class = make_protocol_class(contexts=rotator, limits=limits, clock=around.monotonic)
@@ -263,7 +264,7 @@ def _measured_rate(attester: Attester, devices: Sequence[DeviceAttester], around
 def _quote(attester: Attester, around: Surroundings) -> None:
     """Evidence over a random nonce, thrown away."""
     nonce = around.random_bytes(32)
-    attester.collect(Binding(report_data=digests.report_data(nonce), claims=nonce, nonce=nonce, spki=None))
+    attester.collect(Binding.of_session(nonce, nonce=nonce, spki=None))
 
 
 def _connection_limits(config: Config) -> ConnectionLimits:

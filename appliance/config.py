@@ -89,6 +89,7 @@ class AttestationConfig:
     devices: str = _setting("none")
     """Whose evidence comes beside the CPU's: "none" or "nvidia"."""
     certificate_lifetime_s: int = _setting(86400, low=600, high=86400)
+    certificate_evidence: bool = _setting(False)
     max_continued_s: int = _setting(600, low=0, high=86400)
     quotes_per_s: float = _setting(0.0, low=0.0, high=10000.0)
     """0 = derived from the measured time of one quote."""

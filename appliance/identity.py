@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from appliance.attestation.ra_tls import generate_tls_key
 from client_sdk.wire import cose, names
@@ -26,6 +27,11 @@ class InstanceKeys:
     sealing: X25519PrivateKey
     air: Ed25519PrivateKey
     instance: bytes
+
+    @property
+    def tls_spki(self) -> bytes:
+        """DER SubjectPublicKeyInfo, 91 bytes."""
+        return self.tls.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
     @property
     def channel_cose(self) -> bytes:

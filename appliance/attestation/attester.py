@@ -9,18 +9,43 @@ from typing import Protocol, runtime_checkable
 
 from appliance.config import AttestationConfig
 from appliance.errors import BootError
+from client_sdk.wire import digests
 from client_sdk.wire.attestation import EvidenceItem
 from client_sdk.wire.names import MODE_INSECURE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """What evidence has to bind: H (64 bytes) over the encoded claims, and the parts some families carry as such."""
+    """What evidence has to bind: 64 bytes, the 32 a TPM has room for, and the parts some families carry as such.
+
+    Both digests are computed here, over what this appliance says under one of two labels: nobody has bytes of their
+    choice signed.
+    """
 
     report_data: bytes
-    claims: bytes
-    nonce: bytes
+    extra_data: bytes
+    nonce: bytes | None
     spki: bytes | None
+
+    @classmethod
+    def of_session(cls, claims: bytes, *, nonce: bytes, spki: bytes | None) -> Binding:
+        """For a client: these encoded claims, its nonce, and the DER key of its connection (None without TLS)."""
+        return cls(
+            report_data=digests.report_data(claims),
+            extra_data=digests.tpm_extra_data(claims),
+            nonce=nonce,
+            spki=spki,
+        )
+
+    @classmethod
+    def of_certificate(cls, spki: bytes) -> Binding:
+        """For the certificate of the DER key `spki`: no session starts with it, because nothing else is in it."""
+        return cls(
+            report_data=digests.certificate_report_data(spki),
+            extra_data=digests.certificate_extra_data(spki),
+            nonce=None,
+            spki=spki,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,7 +140,7 @@ class Responder:
             (item.kind, digests.item_digest(item.kind, item.content)) for part in parts for item in part.evidence
         )
         claims = self._claims(nonce, spki, binder, named).encode()
-        binding = Binding(report_data=digests.report_data(claims), claims=claims, nonce=nonce, spki=spki)
+        binding = Binding.of_session(claims, nonce=nonce, spki=spki)
         return claims, _join([self._attester.collect(binding), *parts])
 
     def _claims(

@@ -85,7 +85,7 @@ class Tpm2Attester:
 
     def collect(self, binding: Binding) -> Collected:
         """A fresh quote whose extraData names the claims. Raises AttestationUnavailable."""
-        content = self._attempt(lambda opened: self._quote(opened, digests.tpm_extra_data(binding.claims)))
+        content = self._attempt(lambda opened: self._quote(opened, binding.extra_data))
         return Collected(evidence=(EvidenceItem(kind=self.family, content=content),))
 
     def reference_table(self) -> Mapping[str, object]:

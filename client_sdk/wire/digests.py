@@ -45,6 +45,16 @@ def tpm_extra_data(claims: bytes) -> bytes:
     return labelled("report-data v1", claims)
 
 
+def certificate_report_data(spki: bytes) -> bytes:
+    """The 64 bytes that evidence inside a TLS certificate signs: its key alone (SPKI DER), under a label of its own."""
+    return hashlib.sha512(_PREFIX + b"certificate v1\x00" + spki).digest()
+
+
+def certificate_extra_data(spki: bytes) -> bytes:
+    """The same for a TPM: SHA-256 where `certificate_report_data` has SHA-512."""
+    return labelled("certificate v1", spki)
+
+
 def channel_binder(spki: bytes, exported: bytes) -> bytes:
     """SHA-256(SPKI DER || 32 bytes of TLS exporter output): this very connection and this very key."""
     return hashlib.sha256(spki + exported).digest()

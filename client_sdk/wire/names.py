@@ -81,6 +81,14 @@ def label_output_tokens(choice: int) -> str:
     return f"output-tokens/{choice}"
 
 
+# Evidence inside certificates
+OID_CMW: Final = "1.3.6.1.5.5.7.1.35"
+OID_CCC: Final = "2.23.133.5.4.9"
+TAG_CCC: Final = 60000
+HASH_SHA256: Final = 1  # Named Information Hash Algorithm Registry
+CMW_IND_EVIDENCE: Final = 1 << 2
+MEDIA_TYPE_PREFIX: Final = "application/vnd.attested-inference."
+
 # Channel
 EXPORTER_LABEL: Final = "Attestation"
 EXPORTER_BYTES: Final = 32

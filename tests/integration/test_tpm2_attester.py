@@ -40,7 +40,7 @@ def attester(tpm: Swtpm) -> Iterator[Tpm2Attester]:
 
 
 def binding(claims: bytes) -> Binding:
-    return Binding(report_data=b"h" * 64, claims=claims, nonce=b"n" * 32, spki=None)
+    return Binding.of_session(claims, nonce=b"n" * 32, spki=None)
 
 
 def quoted(attester: Tpm2Attester, claims: bytes) -> AuthenticTpm2:

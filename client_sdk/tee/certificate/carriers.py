@@ -18,10 +18,10 @@ from client_sdk.tee import der, x509
 from client_sdk.tee.certificate import formats
 from client_sdk.tee.evidence import Endorsements, EventLog
 from client_sdk.tee.x509 import Certificate
+from client_sdk.wire import digests
 from client_sdk.wire.errors import WireError
+from client_sdk.wire.names import CMW_IND_EVIDENCE, HASH_SHA256, MEDIA_TYPE_PREFIX, OID_CCC, OID_CMW, TAG_CCC
 
-OID_CMW = "1.3.6.1.5.5.7.1.35"
-OID_CCC = "2.23.133.5.4.9"
 OID_INTEL = "1.2.840.113741.1337.6"
 OID_INTEL_TWICE = "0.6.9.42.840.113741.1337.6"
 OID_DSTACK_QUOTE = "1.3.6.1.4.1.62397.1.1"
@@ -29,14 +29,10 @@ OID_DSTACK_EVENTS = "1.3.6.1.4.1.62397.1.2"
 OID_DSTACK = "1.3.6.1.4.1.62397.1.8"
 OID_SGX_SAMPLE = "1.2.840.113741.1.13.1"
 
-MEDIA_TYPE_PREFIX = "application/vnd.attested-inference."
-_CERTIFICATE_LABEL = b"attested-inference certificate v1\x00"
-_IND_EVIDENCE = 1 << 2
 _CMW_TAGS = range(1668546817, 1668612096)
-_CCC_TAG = 60000
 _CCC_OTHER_TAGS = (60001, 60002)
 _HASHES: Mapping[object, Callable[[bytes], bytes]] = {
-    1: lambda data: hashlib.sha256(data).digest(),
+    HASH_SHA256: lambda data: hashlib.sha256(data).digest(),
     7: lambda data: hashlib.sha384(data).digest(),
     8: lambda data: hashlib.sha512(data).digest(),
 }
@@ -63,11 +59,6 @@ class Carried:
     expected: tuple[bytes, ...]
     nonce: bytes | None = None
     endorsements: Endorsements = field(default_factory=Endorsements)
-
-
-def certificate_report_data(spki: bytes) -> bytes:
-    """The 64 report-data bytes by which this project's certificates bind their key: SHA-512(label, 0x00, SPKI DER)."""
-    return hashlib.sha512(_CERTIFICATE_LABEL + spki).digest()
 
 
 def find(certificate: Certificate) -> tuple[Carried, ...]:
@@ -119,9 +110,9 @@ def _cmw(value: bytes, certificate: Certificate) -> Iterator[Carried]:
 
 def _key_bindings(family: str, spki: bytes) -> tuple[bytes, ...]:
     """What evidence may carry to bind a key in a CMW: this project's rule, and the bare hashes of others."""
-    own = certificate_report_data(spki)
+    own = digests.certificate_report_data(spki)
     if family == formats.TPM2:
-        return (hashlib.sha256(_CERTIFICATE_LABEL + spki).digest(),)
+        return (digests.certificate_extra_data(spki),)
     bare = (hashlib.sha256(spki).digest(), hashlib.sha512(spki).digest())
     return (own, spki) if family == formats.NITRO else (own, *bare)
 
@@ -148,7 +139,7 @@ def _cmw_records(cmw: object, is_json: bool, depth: int) -> Iterator[tuple[str, 
 def _cmw_record(kind: object, content: object, indicator: object) -> Iterator[tuple[str, bytes]]:
     if not isinstance(content, bytes) or not (indicator is None or type(indicator) is int):
         raise WireError(formats.CODE, "a CMW record holds bytes and an integer indicator")
-    if indicator is not None and not indicator & _IND_EVIDENCE:
+    if indicator is not None and not indicator & CMW_IND_EVIDENCE:
         return
     if isinstance(kind, str) and kind.startswith(MEDIA_TYPE_PREFIX):
         yield kind.removeprefix(MEDIA_TYPE_PREFIX).partition(";")[0], content
@@ -162,8 +153,8 @@ def _ccc(value: bytes, certificate: Certificate) -> Iterator[Carried]:
     wrapped = formats.read_cbor(value)
     if isinstance(wrapped, formats.Tagged) and wrapped.tag in _CCC_OTHER_TAGS:
         raise _unknown(f"evidence under CBOR tag {wrapped.tag} in {OID_CCC}")
-    if not isinstance(wrapped, formats.Tagged) or wrapped.tag != _CCC_TAG:
-        raise WireError(formats.CODE, f"{OID_CCC} without CBOR tag {_CCC_TAG}")
+    if not isinstance(wrapped, formats.Tagged) or wrapped.tag != TAG_CCC:
+        raise WireError(formats.CODE, f"{OID_CCC} without CBOR tag {TAG_CCC}")
     parts = wrapped.value
     if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, bytes) for part in parts):
         raise WireError(formats.CODE, "CBOR tag 60000 holds [quote, claims]")

@@ -69,12 +69,12 @@ def test_insecure_evidence_signs_h_and_nothing_else() -> None:
     assert (one.family, one.mode) == ("insecure", "insecure")
     claims = b"claims bytes"
     report_data = hashlib.sha512(b"attested-inference report-data v1\0" + claims).digest()
-    (item,) = one.collect(Binding(report_data=report_data, claims=claims, nonce=b"n" * 32, spki=None)).evidence
+    (item,) = one.collect(Binding.of_session(claims, nonce=b"n" * 32, spki=None)).evidence
     assert item.kind == "insecure"
     cddl.validate("insecure-evidence", item.content)
     statement = reference.read_cbor(item.content)
     signed, _ = reference.read_sign1(statement["evidence"], "insecure-evidence", statement["key"])
     assert signed == report_data
-    binding = Binding(report_data=report_data, claims=claims, nonce=b"n" * 32, spki=None)
+    binding = Binding.of_session(claims, nonce=b"n" * 32, spki=None)
     (other,) = InsecureAttester(b"z" * 32).collect(binding).evidence
     assert reference.read_cbor(other.content)["key"] != statement["key"]

@@ -17,12 +17,11 @@ from client_sdk.checks import CheckLog
 from client_sdk.tee.evidence import Endorsements, SessionBinding
 from client_sdk.tee.nitro.policy import parse_policy
 from client_sdk.tee.nitro.verify import parse_evidence
-from client_sdk.wire import digests
 from tests.simulators import nitro as simulated
 from tests.simulators.nsm import Nsm
 
 CLAIMS, NONCE, SPKI = b"claims", b"n" * 32, b"k" * 91
-BINDING = Binding(report_data=digests.report_data(CLAIMS), claims=CLAIMS, nonce=NONCE, spki=SPKI)
+BINDING = Binding.of_session(CLAIMS, nonce=NONCE, spki=SPKI)
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def test_a_document_of_the_module_binds_this_session(device: Path) -> None:
 
 def test_without_tls_no_key_is_named(device: Path) -> None:
     nsm = Nsm()
-    attester(nsm, device).collect(Binding(report_data=b"h" * 64, claims=CLAIMS, nonce=NONCE, spki=None))
+    attester(nsm, device).collect(Binding(report_data=b"h" * 64, extra_data=b"e" * 32, nonce=NONCE, spki=None))
     assert nsm.requests == [{"Attestation": {"user_data": b"h" * 64, "nonce": NONCE, "public_key": None}}]
 
 
@@ -95,7 +94,7 @@ def test_a_document_that_is_none_has_no_reference_values(device: Path) -> None:
 def test_what_the_module_could_not_take_is_not_asked(device: Path) -> None:
     nsm = Nsm()
     with pytest.raises(AttestationUnavailable, match="larger than"):
-        attester(nsm, device).collect(Binding(report_data=b"h" * 5000, claims=CLAIMS, nonce=NONCE, spki=None))
+        attester(nsm, device).collect(Binding(report_data=b"h" * 5000, extra_data=b"e" * 32, nonce=NONCE, spki=None))
     assert nsm.requests == []
 
 

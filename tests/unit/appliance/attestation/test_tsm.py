@@ -27,7 +27,7 @@ from tests.simulators.tsm import Machine, mounted, usable
 DATA = bytes(range(64))
 CHIP = amd.chip()
 CONFIG = AttestationConfig()
-BINDING = Binding(report_data=DATA, claims=b"claims", nonce=b"n" * 32, spki=None)
+BINDING = Binding(report_data=DATA, extra_data=b"e" * 32, nonce=b"n" * 32, spki=None)
 QUOTE = Path(__file__).parents[3] / "vectors" / "tee" / "tdx" / "v5_90c06f_uptodate.quote.bin"
 needs_fuse = pytest.mark.skipif(not usable(), reason="no /dev/fuse or no fusermount3 here")
 
@@ -212,7 +212,7 @@ def test_tdx_quotes_are_trimmed_and_come_with_the_boot_s_log(mount: Mount, tmp_p
     assert (attester.family, attester.mode) == ("tdx", "production")
     assert "other data" in failing(lambda: attester.collect(BINDING))
     data = parse_quote(quote).report.report_data
-    bound = Binding(report_data=data, claims=b"", nonce=b"n" * 32, spki=None)
+    bound = Binding(report_data=data, extra_data=b"e" * 32, nonce=b"n" * 32, spki=None)
     source = tsm.default_client(root, os.urandom)
     for path, content in ((log, b"log"), (tmp_path / "none", None)):
         mine = TdxAttester(lambda inblob: source.report(inblob, provider="tdx_guest"), event_log=path)

@@ -32,6 +32,7 @@ from client_sdk.tee.evidence import Endorsements, ForeignBinding, ParsedEvidence
 from client_sdk.tee.nitro.verify import parse_evidence as parse_nitro
 from client_sdk.tee.sgx.verify import parse_evidence as parse_sgx
 from client_sdk.tee.tdx.verify import parse_evidence as parse_tdx
+from client_sdk.wire import digests, names
 from client_sdk.wire.errors import WireError
 from tests.simulators import intel, nitro
 from tests.unit.client_sdk.tee.test_der import tlv
@@ -128,15 +129,15 @@ def ccc(quote: Any = None, claims: Mapping[str, Any] | None = None, tag: int = 6
     named = {"pubkey-hash": cbor2.dumps([1, sha256(SPKI)])} if claims is None else dict(claims)
     encoded = cbor2.dumps(named)
     made = sgx_quote(sha256(encoded)) if quote is None else quote
-    return carriers.OID_CCC, cbor2.dumps(cbor2.CBORTag(tag, [made, encoded])), False
+    return names.OID_CCC, cbor2.dumps(cbor2.CBORTag(tag, [made, encoded])), False
 
 
 def cmw(value: Any) -> Extra:
-    return carriers.OID_CMW, tlv(0x04, cbor2.dumps(value)), False
+    return names.OID_CMW, tlv(0x04, cbor2.dumps(value)), False
 
 
 def cmw_json(value: Any) -> Extra:
-    return carriers.OID_CMW, tlv(0x0C, json.dumps(value).encode()), False
+    return names.OID_CMW, tlv(0x0C, json.dumps(value).encode()), False
 
 
 def b64(data: bytes) -> str:
@@ -171,8 +172,8 @@ def dstack_v1(kind: str, data: Mapping[str, Any], version: int = 1) -> bytes:
 
 
 RATLS = hashlib.sha512(b"ratls-cert:" + SPKI).digest()
-OWN = carriers.certificate_report_data(SPKI)
-TDX_MEDIA = carriers.MEDIA_TYPE_PREFIX + "tdx"
+OWN = digests.certificate_report_data(SPKI)
+TDX_MEDIA = names.MEDIA_TYPE_PREFIX + "tdx"
 
 PINNED = Question(policies={}, endorsements=Endorsements(), binding=ForeignBinding(), now=0).parse
 
@@ -229,7 +230,7 @@ def nitro_certificate(extensions: Sequence[Extra], **more: Any) -> bytes:
 @pytest.mark.parametrize(
     ("extension", "user_data"),
     [
-        (lambda d: cmw([carriers.MEDIA_TYPE_PREFIX + "nitro", d]), OWN),
+        (lambda d: cmw([names.MEDIA_TYPE_PREFIX + "nitro", d]), OWN),
         (lambda d: cmw(["application/eat+cwt", d]), SPKI),
         (lambda d: (carriers.OID_DSTACK, tlv(4, dstack_scale(2, d)), False), RATLS),
         (lambda d: (carriers.OID_DSTACK, tlv(4, dstack_v1("nitro-enclave", {"nsm_quote": d})), False), SPKI),
@@ -297,13 +298,13 @@ def test_two_pieces_of_evidence_must_both_bind_the_key() -> None:
 
 
 def test_second_evidence_extension_of_one_kind_is_refused() -> None:
-    name = px.ObjectIdentifier(carriers.OID_CCC)
+    name = px.ObjectIdentifier(names.OID_CCC)
     with pytest.raises(ValueError, match="already been set"):
         certificate([GOOD["ccc sgx"], GOOD["ccc sgx"]])
     data = certificate([GOOD["ccc sgx"], ("2.23.133.5.4.8", GOOD["ccc sgx"][1], False)])
     encoded = tlv(6, bytes.fromhex("678105050408"))
     doubled = data.replace(encoded, tlv(6, bytes.fromhex("678105050409")))
-    assert name.dotted_string == carriers.OID_CCC
+    assert name.dotted_string == names.OID_CCC
     outer = x509.parse_certificate(doubled)
     with pytest.raises(WireError):
         carriers.find(outer)
@@ -368,9 +369,9 @@ def test_what_the_caller_expects_beyond_the_key() -> None:
 
 def test_families_that_the_policy_does_not_name() -> None:
     assert refused(certificate([GOOD["cmw record"]]), policies={"sgx": POLICIES["sgx"]}) == "FAMILY_NOT_ALLOWED"
-    unknown = cmw([carriers.MEDIA_TYPE_PREFIX + "other", b"x"])
+    unknown = cmw([names.MEDIA_TYPE_PREFIX + "other", b"x"])
     assert refused(certificate([unknown])) == "FAMILY_NOT_ALLOWED"
-    insecure = cmw([carriers.MEDIA_TYPE_PREFIX + "insecure", b"x"])
+    insecure = cmw([names.MEDIA_TYPE_PREFIX + "insecure", b"x"])
     assert refused(certificate([insecure])) == "FAMILY_NOT_ALLOWED"
 
 
@@ -392,7 +393,7 @@ def test_dstack_chain_of_an_snp_machine_comes_along() -> None:
 
 
 def test_tpm_evidence_in_a_cmw() -> None:
-    found = carriers.find(x509.parse_certificate(certificate([cmw([carriers.MEDIA_TYPE_PREFIX + "tpm2", b"\xa0"])])))
+    found = carriers.find(x509.parse_certificate(certificate([cmw([names.MEDIA_TYPE_PREFIX + "tpm2", b"\xa0"])])))
     assert found[0].expected == (sha256(b"attested-inference certificate v1\x00" + SPKI),)
 
 
@@ -428,13 +429,13 @@ QUOTE = tdx_quote(OWN)
         ccc(claims={"pubkey-hash": cbor2.dumps([2, b""])}),
         ccc(claims={"pubkey-hash": cbor2.dumps([1])}),
         ccc(claims={"pubkey-hash": cbor2.dumps([1, sha256(SPKI)]), "nonce": 5}),
-        (carriers.OID_CCC, b"", False),
-        (carriers.OID_CCC, cbor2.dumps([b"a", b"b"]), False),
-        (carriers.OID_CCC, cbor2.dumps(cbor2.CBORTag(60000, [b"a"])), False),
+        (names.OID_CCC, b"", False),
+        (names.OID_CCC, cbor2.dumps([b"a", b"b"]), False),
+        (names.OID_CCC, cbor2.dumps(cbor2.CBORTag(60000, [b"a"])), False),
         (carriers.OID_INTEL, QUOTE[:500], False),
         (carriers.OID_INTEL, QUOTE[:640], False),
-        (carriers.OID_CMW, QUOTE, False),
-        (carriers.OID_CMW, tlv(4, b"\xff"), False),
+        (names.OID_CMW, QUOTE, False),
+        (names.OID_CMW, tlv(4, b"\xff"), False),
         cmw([]),
         cmw([1]),
         cmw(5),
@@ -448,11 +449,11 @@ QUOTE = tdx_quote(OWN)
         cmw_json([TDX_MEDIA, 5]),
         cmw_json([TDX_MEDIA, "#"]),
         cmw_json("x"),
-        (carriers.OID_CMW, tlv(0x0C, b"{"), False),
-        (carriers.OID_CMW, tlv(0x0C, b'{"a":1,"a":2}'), False),
-        (carriers.OID_CMW, tlv(0x0C, b"[1.5]"), False),
-        (carriers.OID_CMW, tlv(0x0C, b'{"a":' * 9 + b"{}" + b"}" * 9), False),
-        (carriers.OID_CMW, tlv(0x0C, b'{"a":' * 30_000), False),
+        (names.OID_CMW, tlv(0x0C, b"{"), False),
+        (names.OID_CMW, tlv(0x0C, b'{"a":1,"a":2}'), False),
+        (names.OID_CMW, tlv(0x0C, b"[1.5]"), False),
+        (names.OID_CMW, tlv(0x0C, b'{"a":' * 9 + b"{}" + b"}" * 9), False),
+        (names.OID_CMW, tlv(0x0C, b'{"a":' * 30_000), False),
         (carriers.OID_DSTACK_QUOTE, QUOTE, False),
         (carriers.OID_DSTACK, tlv(4, b"\x00\x00\x03"), False),
         (carriers.OID_DSTACK, tlv(4, b"\x00\x00\xff\xff"), False),
@@ -460,7 +461,7 @@ QUOTE = tdx_quote(OWN)
         (carriers.OID_DSTACK, tlv(4, dstack_v1("tdx", {"quote": [300]})), False),
         (carriers.OID_DSTACK, tlv(4, dstack_v1("sev-snp", {"report": b"", "cert_chain": 1})), False),
         (carriers.OID_DSTACK, tlv(4, msgpack({"version": 1, "platform": []})), False),
-        cmw([carriers.MEDIA_TYPE_PREFIX + "sev-snp", b"short"]),
+        cmw([names.MEDIA_TYPE_PREFIX + "sev-snp", b"short"]),
     ],
 )
 def test_malformed(extension: Extra) -> None:
