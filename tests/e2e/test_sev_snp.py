@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,9 +15,13 @@ import pytest
 from appliance.attestation import attester as attesters
 from appliance.attestation import snp
 from client_sdk import Appliance, AsyncAppliance, Policy, Rejection, UndecidedError, VerificationError
+from client_sdk.checks import CheckLog
 from client_sdk.tee import families
+from client_sdk.tee.certificate.verify import Question, verify_certificate
+from client_sdk.tee.evidence import Endorsements, ForeignBinding
 from client_sdk.tee.snp import abi
 from client_sdk.tee.snp.policy import parse_policy
+from client_sdk.tee.x509 import parse_certificates
 from tests.e2e.glass import GlassAppliance
 from tests.e2e.programs import MODEL
 from tests.simulators import amd, tsm
@@ -57,7 +62,9 @@ def appliance(guest: Guest, workspace: Path) -> Iterator[GlassAppliance]:
         patch.setitem(attesters.ATTESTERS, "sev-snp", family)
         test_roots = families.Family(folder="snp", anchors=guest.chip.anchors)
         patch.setitem(families.FAMILIES, "sev-snp", test_roots)
-        with GlassAppliance(MODEL, overrides={"attestation": {"attester": "auto"}}) as running:
+        with GlassAppliance(
+            MODEL, overrides={"attestation": {"attester": "auto", "certificate_evidence": True}}
+        ) as running:
             yield running
 
 
@@ -138,3 +145,19 @@ def test_amd_s_own_roots_refuse_this_guest(
 ) -> None:
     monkeypatch.setitem(families.FAMILIES, "sev-snp", families.Family(folder="snp"))
     assert refused(appliance, demanding(policy)).code == Rejection.CHAIN_NOT_TRUSTED
+
+
+def test_the_served_certificate_convinces_a_verifier_of_certificates(appliance: GlassAppliance, guest: Guest) -> None:
+    """Another stack's client: any TLS library, no challenge, and so only `binding: key`."""
+    presented = ssl.get_server_certificate(("127.0.0.1", appliance.port)).encode()
+    question = Question(
+        policies={"sev-snp": parse_policy({"measurements": [amd.MEASUREMENT.hex()]}, "families.sev-snp", False)},
+        endorsements=Endorsements(certificates=parse_certificates(guest.chip.certificate)),
+        binding=ForeignBinding(),
+        now=time.time(),
+    )
+    log = CheckLog()
+    assert verify_certificate(presented, log, question).schemes == ("id-pe-cmw",)
+    states = {check.name: check.status for check in log.checks}
+    assert states["evidence binds the certificate's key"] == "passed"
+    assert states["freshness"] == "not checked"
