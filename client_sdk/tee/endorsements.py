@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 
-from client_sdk.tee import der, x509
+from client_sdk.tee import der, json_text, x509
 from client_sdk.tee.evidence import Endorsements, EventLog
 from client_sdk.wire.attestation import EvidenceItem
 from client_sdk.wire.errors import WireError
@@ -81,11 +80,8 @@ def _is_ocsp_answer(data: bytes) -> bool:
 
 
 def _recognise_json(data: bytes) -> Endorsements:
-    try:
-        text = data.decode()  # UTF-8 alone: from bytes, json would guess at others
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        raise WireError(_CODE, "not JSON") from None
+    text = json_text.decode(data, _CODE, "endorsement")
+    document = json_text.read(text, _CODE, "endorsement")
     if isinstance(document, list) and document[:1] and isinstance(document[0], list) and document[0][:1] == ["JWT"]:
         return Endorsements(tokens=(data,))
     if isinstance(document, list):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from client_sdk.errors import AuthenticityError, Rejection
-from client_sdk.tee import der, x509
+from client_sdk.tee import der, json_text, x509
 from client_sdk.wire.errors import WireError
 
 CODE = "MALFORMED_ENDORSEMENT"
@@ -177,10 +176,7 @@ def _chain(pem: str) -> tuple[x509.Certificate, ...]:
 
 
 def _json_object(text: str, what: str) -> dict[str, object]:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        raise WireError(CODE, f"the {what} is not JSON") from None
+    document = json_text.read(text, CODE, what)
     if type(document) is not dict:
         raise WireError(CODE, f"the {what} is not a JSON object")
     return document

@@ -9,11 +9,11 @@ A log is only as true as its replay, and an event's content only where its diges
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from client_sdk.errors import AuthenticityError, Rejection
+from client_sdk.tee import json_text
 from client_sdk.tee.evidence import EventLog
 from client_sdk.wire.errors import WireError
 
@@ -119,10 +119,7 @@ def _variable_data(content: bytes) -> bytes:
 
 
 def _parse_dstack(content: bytes) -> tuple[Event, ...]:
-    try:
-        entries = json.loads(content)
-    except (ValueError, RecursionError):
-        raise WireError(CODE, "the event log is not JSON") from None
+    entries = json_text.read(json_text.decode(content, CODE, "event log"), CODE, "event log")
     if type(entries) is not list or len(entries) > _MAX_EVENTS:
         raise WireError(CODE, f"the event log is no list of at most {_MAX_EVENTS} events")
     return tuple(_dstack_event(entry) for entry in entries)

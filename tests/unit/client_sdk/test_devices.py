@@ -95,6 +95,11 @@ def test_gpus_beside_a_machine_are_accepted_and_each_fact_says_who_stands_behind
     assert "number of nvidia devices" in passed
 
 
+def test_a_policy_may_name_other_families_besides(rack: Rack) -> None:
+    rack.demands = {"tpm2": TPM2, "nvidia": {"count": 2}}
+    assert rack.appraise().family == "insecure"
+
+
 def change(**fields: Any) -> Callable[[Rack], None]:
     def apply(rack: Rack) -> None:
         for name, value in fields.items():
