@@ -240,13 +240,13 @@ def order_chain(leaf: Certificate, pool: Iterable[Certificate], anchor: Certific
             raise AuthenticityError(
                 Rejection.CHAIN_NOT_TRUSTED, "the certificates given do not lead to the pinned root"
             )
-        parent = candidates[0] if len(candidates) == 1 else _signer(chain[-1], candidates)
+        parent = candidates[0] if len(candidates) == 1 else signer_of(chain[-1], candidates)
         available.remove(parent)
         chain.append(parent)
     return tuple(chain)
 
 
-def _signer(child: Certificate, candidates: Sequence[Certificate]) -> Certificate:
+def signer_of(child: Certificate, candidates: Sequence[Certificate]) -> Certificate:
     """The first of at most 8 candidates whose key signed `child`; the first of all where none did."""
     for candidate in candidates[:_MAX_SAME_NAME]:
         try:

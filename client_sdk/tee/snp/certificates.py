@@ -65,6 +65,7 @@ class ProductAnchors:
 
 
 Anchors = Mapping[str, ProductAnchors]
+_ASVK_NAME = "SEV-VLEK-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +181,8 @@ def find_issuer(vek: Vek, given: Sequence[Certificate], anchors: ProductAnchors)
     """The intermediate for `vek`: from `given` where AMD intermediates are in it, else the shipped one.
 
     What is given has to fit: a root that is not the pinned one, or intermediates of other products alone, are refused
-    even though the shipped ones would do. Names only, signatures come later. Raises AuthenticityError.
+    even though the shipped ones would do. By names, of several of one name by signature; all is verified later. Raises
+    AuthenticityError.
     """
     named = [(certificate.common_name(), certificate) for certificate in given]
     roots = [certificate for name, certificate in named if name.startswith("ARK-")]
@@ -189,12 +191,15 @@ def find_issuer(vek: Vek, given: Sequence[Certificate], anchors: ProductAnchors)
         if not same_name or any(root.der != anchors.ark.der for root in same_name):
             raise AuthenticityError(Rejection.CHAIN_NOT_TRUSTED, "the root given is not AMD's root of this product")
     intermediates = [certificate for name, certificate in named if name.startswith("SEV-") and name not in _LEAF_NAMES]
-    fitting = [certificate for certificate in intermediates if certificate.subject == vek.certificate.issuer]
+    of_kind = [one for one in intermediates if one.common_name().startswith(_ASVK_NAME) is (vek.kind == VLEK)]
+    fitting = [certificate for certificate in of_kind if certificate.subject == vek.certificate.issuer]
     if intermediates and not fitting:
         raise AuthenticityError(
             Rejection.CHAIN_NOT_TRUSTED, f"the intermediate certificates given are not those of this {vek.kind}"
         )
-    return fitting[0] if fitting else (anchors.ask if vek.kind == VCEK else anchors.asvk)
+    if not fitting:
+        return anchors.ask if vek.kind == VCEK else anchors.asvk
+    return fitting[0] if len(fitting) == 1 else x509.signer_of(vek.certificate, fitting)
 
 
 Revocation = Literal["current", "absent"]

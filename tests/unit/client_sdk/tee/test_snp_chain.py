@@ -447,3 +447,18 @@ def test_shipped_files_that_are_not_the_pinned_ones_are_refused() -> None:
     given = [x509.parse_certificate(amd.authority("Milan").der("ARK"))]
     with pytest.raises(AuthenticityError, match="CHAIN_NOT_TRUSTED"):
         certificates._pinned(given, b"\x01" * 32, "Milan")
+
+
+def test_the_intermediate_of_the_other_kind_vouches_for_nothing_even_where_it_is_given() -> None:
+    """VCEK <- ASK and VLEK <- ASVK: both intermediates are genuine, and neither stands in for the other."""
+    ca = amd.authority("Milan")
+    assert refused(vek=amd.Vek(issuer="ASVK"), extra=(ca.der("ASVK"),)) == Rejection.CHAIN_NOT_TRUSTED
+    assert refused(vek=amd.Vek(issuer="ASVK"), extra=(ca.der("ASK"), ca.der("ASVK"))) == Rejection.CHAIN_NOT_TRUSTED
+    vlek = amd.Vek(kind="VLEK", issuer="ASK")
+    assert refused(amd.Report(flags=1 << 2), vlek, extra=(ca.der("ASK"),)) == Rejection.CHAIN_NOT_TRUSTED
+
+
+def test_of_several_intermediates_of_one_name_the_one_that_signed_counts() -> None:
+    ca, superseded = amd.authority("Milan"), amd.authority("Milan", 1)
+    for extra in ((ca.der("ASK"), superseded.der("ASK")), (superseded.der("ASK"), ca.der("ASK"))):
+        authenticate(extra=extra)
