@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from appliance.engine.types import GenerationJob, PromptReady, SamplingParams
 from appliance.errors import BadRequest
-from appliance.exchange import Call, Wanted
+from appliance.exchange import Call
 from appliance.receipts.transcript import Subject
 from client_sdk.wire import cbor, names
 
@@ -17,8 +17,9 @@ SEEDS = 2**32 - 1
 """Seeds are 0..SEEDS-1: llama.cpp takes 2**32 - 1 for "draw one"."""
 
 
-def resolve(wanted: Wanted, *, drawn_seed: int, deterministic: bool) -> SamplingParams:
+def resolve(call: Call, *, drawn_seed: int, deterministic: bool) -> SamplingParams:
     """Defaults applied and the seed resolved: from here on nothing is left open."""
+    wanted = call.wanted
 
     def given(value: float | None, default: float) -> float:
         return default if value is None else value
@@ -37,7 +38,7 @@ def resolve(wanted: Wanted, *, drawn_seed: int, deterministic: bool) -> Sampling
         max_tokens=wanted.max_tokens,
         stop=wanted.stop,
         logprobs=wanted.logprobs,
-        grammar=wanted.grammar,
+        grammar=call.shape.grammar,
     )
 
 
@@ -89,10 +90,10 @@ def claim(subject: Subject, call: Call, sampling: SamplingParams, max_tokens: in
         "echo": call.echo,
         "logprobs": sampling.logprobs,
         "stop": committed(names.LABEL_STOP, list(sampling.stop)),
-        "response_format": committed(names.LABEL_RESPONSE_FORMAT, call.response_format),
-        "tools": None,
-        "tool_choice": "none",
-        "parallel_tool_calls": True,
+        "response_format": committed(names.LABEL_RESPONSE_FORMAT, call.shape.response_format),
+        "tools": committed(names.LABEL_TOOLS, call.shape.tools),
+        "tool_choice": call.shape.tool_choice,
+        "parallel_tool_calls": call.shape.parallel,
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from appliance.engine.tools import CallDelta, ToolText
 from appliance.engine.types import PromptInput, TokenLogprob
 from appliance.receipts.issuer import ChainScope
 from appliance.receipts.transcript import OutputTranscript
@@ -29,15 +30,25 @@ class Wanted:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What answers are held to: JSON values as sent, where they are in force, and the grammar made of them.
+
+    `tool_choice` is as receipts spell it.
+    """
+
+    response_format: object = None
     grammar: str | None = None
+    tools: object = None
+    tool_choice: str = "none"
+    parallel: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One parsed request: `n` choices for each of the prompts, in that order.
-
-    `response_format` is the JSON value as sent where it constrains the answer.
-    """
+    """One parsed request: `n` choices for each of the prompts, in that order."""
 
     model: str
     prompts: tuple[PromptInput, ...]
@@ -47,7 +58,7 @@ class Call:
     stream: bool
     include_usage: bool
     echo: bool = False
-    response_format: object = None
+    shape: Shape = Shape()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +81,24 @@ class Usage:
 class Piece:
     """Text that one choice released at once, and the probabilities of the tokens it is made of, where asked for.
 
-    `offset` is the number of characters of the choice before it.
+    `offset` is the number of characters of the choice before it. `calls` is what the piece adds to calls of tools.
     """
 
     text: str
     offset: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
 
 
 class Choice:
     """One choice while it grows: what the receipt says of it, and what its JSON needs."""
 
-    __slots__ = ("_offset", "_pending", "echoed", "index", "measured", "output")
+    __slots__ = ("_offset", "_pending", "echoed", "index", "measured", "output", "tools")
 
-    def __init__(self, index: int, *, measured: bool, echoed: str = "") -> None:
+    def __init__(self, index: int, *, measured: bool, echoed: str = "", tools: bool = False) -> None:
         self.index = index
+        self.tools = ToolText() if tools else None
+        """The text and calls so far where calls are taken out of the text; `output` has what was generated."""
         self.echoed = echoed
         """The prompt, where it was asked for in front of the answer."""
         self.output = OutputTranscript()
@@ -100,6 +114,8 @@ class Choice:
         become part of none, and are not told about.
         """
         self.output.add(text, token_ids)
+        if self.tools is not None:
+            return _piece(*self.tools.feed(text)) if text else None
         if self.measured is None:
             return Piece(text=text) if text else None
         self._pending += logprobs
@@ -110,6 +126,19 @@ class Choice:
         self._pending = ()
         self._offset += len(text)
         return piece
+
+    def end(self, reason: str) -> Piece | None:
+        """The engine is done with the choice; what had been held back, if anything."""
+        self.output.finish = reason
+        if self.tools is None:
+            return None
+        if self.tools.complete and reason == "stop":
+            self.output.finish = "tool_calls"
+        return _piece(*self.tools.finish())
+
+
+def _piece(text: str, calls: tuple[CallDelta, ...]) -> Piece | None:
+    return Piece(text=text, calls=calls) if text or calls else None
 
 
 class Dialect(Protocol):

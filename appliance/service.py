@@ -11,7 +11,7 @@ from appliance import decoding
 from appliance.engine.base import Engine
 from appliance.engine.types import Delta, EngineEvent, Finished, PromptReady, SamplingParams
 from appliance.errors import ApplianceError, InternalError, NotFound, Overloaded, Unavailable
-from appliance.exchange import Call, Choice, Dialect, Exchange, Heading, Usage
+from appliance.exchange import Call, Choice, Dialect, Exchange, Heading, Piece, Usage
 from appliance.interrupts import ClientGone, EventReader, Interrupts
 from appliance.metrics import Metrics
 from appliance.receipts.air import AirIssuer, AirRecord
@@ -122,9 +122,10 @@ class Answer:
 
     def begin(self, call: Call, sampling: SamplingParams, ready: Mapping[int, PromptReady]) -> None:
         """The engine has taken every prompt: from now on the receipt speaks of an evaluation."""
-        measured = sampling.logprobs is not None
+        measured, tools = sampling.logprobs is not None, call.shape.tool_choice != "none"
         self.choices = tuple(
-            Choice(index, measured=measured, echoed=decoding.echoed(call, index)) for index in range(len(ready))
+            Choice(index, measured=measured, echoed=decoding.echoed(call, index), tools=tools)
+            for index in range(len(ready))
         )
         self._execution = [ready[index].execution for index in range(len(ready))]
         prompts = [ready[index] for index in range(0, len(ready), call.n)]
@@ -135,12 +136,13 @@ class Answer:
             execution=decoding.execution(self._execution),
         )
 
-    def end(self, choice: Choice, event: Finished) -> None:
-        """One choice has ended; what only its end knows about its path is known now."""
-        choice.output.finish = event.reason
+    def end(self, choice: Choice, event: Finished) -> Piece | None:
+        """One choice has ended; what only its end knows about its path is known now. Returns what was held back."""
+        piece = choice.end(event.reason)
         if event.execution and self.evaluation is not None:
             self._execution[choice.index] = {**self._execution[choice.index], **event.execution}
             self.evaluation = replace(self.evaluation, execution=decoding.execution(self._execution))
+        return piece
 
     @property
     def usage(self) -> Usage:
@@ -254,7 +256,7 @@ class Service:
             include_usage=call.include_usage,
         )
         drawn = int.from_bytes(around.random_bytes(4), "big") >> 1
-        sampling = decoding.resolve(call.wanted, drawn_seed=drawn, deterministic=self._limits.deterministic)
+        sampling = decoding.resolve(call, drawn_seed=drawn, deterministic=self._limits.deterministic)
         jobs = decoding.jobs(answer.subject, call, sampling)
         reader = EventReader((model.engine.generate(job) for job in jobs), interrupts)
         try:
@@ -313,10 +315,11 @@ class Service:
                     if piece is not None:
                         await writer.frames(dialect.delta(heading, choices[index], piece))
                 case index, Finished() as finished:
-                    answer.end(choices[index], finished)
+                    held = answer.end(choices[index], finished)
                     running -= 1
-                    frames = (dialect.finish(heading, choices[index]),)
-                    await writer.frames(*frames, *(() if running else dialect.closing(heading, answer.usage)))
+                    last = () if held is None else (dialect.delta(heading, choices[index], held),)
+                    closing = () if running else dialect.closing(heading, answer.usage)
+                    await writer.frames(*last, dialect.finish(heading, choices[index]), *closing)
         await writer.last(answer.issue(answer.outcome(names.STATUS_COMPLETE, 200, b"")), done=True)
         await exchange.send_end(close=False)
 

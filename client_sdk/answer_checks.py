@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from client_sdk.answer_content import AnswerContent, prompts_asked
 from client_sdk.checks import CheckLog, shown
 from client_sdk.errors import Rejection
 from client_sdk.wire import cbor, digests, names
+from client_sdk.wire import tools as wire_tools
 from client_sdk.wire.receipt import OutputFacts, ReceiptClaims
 
 _REDACTED = "the receipt came without its salt"
@@ -184,8 +185,9 @@ def output(
     log.require(same, "choices", Rejection.OUTPUT_MISMATCH, "the answer has other choices than the receipt")
     if claims.decoding is not None and claims.decoding["echo"]:
         content = replace(content, texts=_without_echo(log, request, content, claims.decoding["n"]))
+    tools = _tool_names(request) if claims.decoding is not None and claims.decoding["tool_choice"] != "none" else ()
     for index, facts in enumerate(outputs):
-        _choice(log, index, facts, content, salt)
+        _choice(log, index, facts, content, tools, salt)
     if content.usage is None:
         log.not_checked("usage", "the answer states no token counts")
     else:
@@ -208,15 +210,47 @@ def _without_echo(
     return texts
 
 
-def _choice(log: CheckLog, index: int, facts: OutputFacts, content: AnswerContent, salt: bytes | None) -> None:
+def _choice(
+    log: CheckLog, index: int, facts: OutputFacts, content: AnswerContent, tools: Sequence[str], salt: bytes | None
+) -> None:
     code = Rejection.OUTPUT_MISMATCH
     log.equal(f"finish reason {index}", code, expected=facts.finish, actual=content.finishes[index])
-    text = content.texts[index]
-    encoded = _utf8(text)
-    if encoded is None:
-        log.reject(f"output text {index}", code, "the text has no UTF-8 form")
-    opened = (names.label_output_text(index), encoded, facts.text)
-    commitment(log, f"output text {index}", code, salt, opened)
+    calls = content.calls.get(index, ())
+    log.require(bool(tools) or not calls, f"tool calls {index}", code, "tools are called, though none could be")
+    label = names.label_output_text(index)
+    generated: list[bytes] = []
+    for text in _spellings(content.texts[index], calls, tools, whole=facts.finish == "tool_calls"):
+        encoded = _utf8(text)
+        if encoded is None:
+            log.reject(f"output text {index}", code, "the text has no UTF-8 form")
+        generated.append(encoded)
+    if salt is not None:
+        fits = (hmac.compare_digest(digests.commitment(salt, label, each), facts.text) for each in generated)
+        generated = [each for each, same in zip(generated, fits, strict=True) if same] or generated
+    commitment(log, f"output text {index}", code, salt, (label, generated[0], facts.text))
+
+
+def _spellings(text: str, calls: Sequence[tuple[str, str]], tools: Sequence[str], *, whole: bool) -> Iterator[str]:
+    """What may have been generated for this text and these calls.
+
+    That is one text, unless the answer was cut where a call was being made: what stands between arguments belongs to
+    no part of the answer, and may have come in part.
+    """
+    if whole or not tools:
+        yield wire_tools.spelled(text, calls)
+        return
+    base = wire_tools.spelled(text, calls).removesuffix(wire_tools.CLOSE) if calls else text
+    yield base
+    between = wire_tools.CLOSE + wire_tools.BETWEEN if calls else ""
+    for name in tools:
+        rest = between + wire_tools.OPEN + wire_tools.head(name)
+        yield from (base + rest[:size] for size in range(1, len(rest) + 1))
+
+
+def _tool_names(request: Mapping[str, object]) -> Sequence[str]:
+    listed = request.get("tools")
+    functions = [tool.get("function") for tool in listed if isinstance(tool, dict)] if isinstance(listed, list) else []
+    return [str(function.get("name")) for function in functions if isinstance(function, dict)]
 
 
 def required_claims(log: CheckLog, claims: ReceiptClaims, required: frozenset[str]) -> None:

@@ -12,14 +12,19 @@ from client_sdk.errors import MalformedError, Rejection
 ROUTE_CHAT = "/v1/chat/completions"
 ROUTE_COMPLETIONS = "/v1/completions"
 MAX_CHOICES = 128
+MAX_CALLS = 1024
 MAX_STREAM_TEXT_CHARS = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerContent:
-    """What the answer says. `texts` and `finishes` are per choice index; `usage` is (prompt, completion) tokens."""
+    """What the answer says: `texts`, `calls`, `finishes` per choice index, `usage` in (prompt, completion) tokens.
+
+    `calls` are the calls of tools, (name, arguments); a choice without any is not in it.
+    """
 
     texts: Mapping[int, str]
+    calls: Mapping[int, tuple[tuple[str, str], ...]]
     finishes: Mapping[int, str | None]
     usage: tuple[int, int] | None
     response_ids: frozenset[str]
@@ -70,6 +75,7 @@ def read_whole(route: str, body: bytes) -> AnswerContent:
         if index in collected.texts:
             reader.fail("a choice comes twice")
         collected.texts[index] = [reader.text_of(route, choice, "message")]
+        collected.add_calls(reader, index, choice.get("message"), whole=True)
         collected.finishes[index] = reader.text_or_none(choice, "finish_reason")
     collected.add_envelope(reader, answer)
     return collected.content()
@@ -100,10 +106,10 @@ class DeltaCollector:
                 reader.fail("a choice comes twice in one frame")
             spoken.add(index)
             text = reader.text_of(self._route, choice, "delta")
-            self._chars += len(text)
+            collected.texts.setdefault(index, []).append(text)
+            self._chars += len(text) + collected.add_calls(reader, index, choice.get("delta"), whole=False)
             if self._chars > MAX_STREAM_TEXT_CHARS:
                 reader.fail("the text is too long")
-            collected.texts.setdefault(index, []).append(text)
             finish = reader.text_or_none(choice, "finish_reason")
             if finish is not None:
                 if collected.finishes.get(index) is not None:
@@ -120,6 +126,7 @@ class DeltaCollector:
 @dataclass(slots=True)
 class _Collected:
     texts: dict[int, list[str]] = field(default_factory=dict)
+    calls: dict[int, list[tuple[str, list[str]]]] = field(default_factory=dict)
     finishes: dict[int, str | None] = field(default_factory=dict)
     usage: tuple[int, int] | None = None
     response_ids: set[str] = field(default_factory=set)
@@ -139,9 +146,36 @@ class _Collected:
             counts = reader.record(usage, "usage")
             self.usage = (reader.count(counts, "prompt_tokens"), reader.count(counts, "completion_tokens"))
 
+    def add_calls(self, reader: _Reader, index: int, holder: object, *, whole: bool) -> int:
+        """Take in `tool_calls` of a message or a delta; the number of characters in them."""
+        listed = holder.get("tool_calls") if isinstance(holder, dict) else None
+        if listed is None:
+            return 0
+        if type(listed) is not list:
+            reader.fail("tool_calls is not a list")
+        size = 0
+        for place, item in enumerate(listed):
+            call = reader.record(item, "tool call")
+            function = reader.record(call.get("function"), "function")
+            name, arguments = (reader.text_or_none(function, key) for key in ("name", "arguments"))
+            calls = self.calls.setdefault(index, [])
+            number = place if whole else call.get("index")
+            if name is not None and number == len(calls) < MAX_CALLS:
+                calls.append((name, []))
+            elif name is not None or not calls or number != len(calls) - 1:
+                reader.fail("a tool call comes out of order")
+            calls[-1][1].append(arguments or "")
+            size += len(name or "") + len(arguments or "")
+        return size
+
     def content(self) -> AnswerContent:
         return AnswerContent(
             texts={index: "".join(parts) for index, parts in self.texts.items()},
+            calls={
+                index: tuple((name, "".join(parts)) for name, parts in calls)
+                for index, calls in self.calls.items()
+                if calls
+            },
             finishes=dict(self.finishes),
             usage=self.usage,
             response_ids=frozenset(self.response_ids),

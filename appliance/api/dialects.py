@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from appliance.api import logprobs, structured
+from appliance.api import conversation, logprobs, structured
 from appliance.api.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse
-from appliance.engine.types import ChatMessage, InfillPrompt, PromptInput, TokenPrompt
+from appliance.engine.tools import CallDelta
+from appliance.engine.types import InfillPrompt, PromptInput, TokenPrompt
 from appliance.errors import BadRequest
 from appliance.exchange import Call, Choice, Heading, Piece, Usage, Wanted
 
@@ -71,22 +73,22 @@ class ChatDialect(_Frames):
             )
         if request.top_logprobs is not None and not request.logprobs:
             raise _conflict("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
-        response_format, grammar = structured.constrain(request.response_format)
-        return _call(
+        shape = structured.shape(request)
+        told = (request.tools or []) if shape.tool_choice != "none" else []
+        call = _call(
             request,
-            response_format=response_format,
-            grammar=grammar,
-            prompts=(tuple(ChatMessage(role=m.role, content=m.content) for m in request.messages),),
+            prompts=(conversation.rendered(request.messages, told),),
             max_tokens=older if newer is None else newer,
             max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
             top=(request.top_logprobs or 0) if request.logprobs else None,
         )
+        return replace(call, shape=shape)
 
     def whole(self, heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
         documents = [
             {
                 "index": choice.index,
-                "message": {"role": "assistant", "content": choice.output.text, "refusal": None},
+                "message": _message(heading, choice),
                 "logprobs": None if choice.measured is None else logprobs.chat(choice.measured),
                 "finish_reason": choice.output.finish,
             }
@@ -101,15 +103,50 @@ class ChatDialect(_Frames):
 
     def delta(self, heading: Heading, choice: Choice, piece: Piece) -> bytes:
         measured = None if choice.measured is None else logprobs.chat((piece,))
-        return self._delta(heading, choice.index, {"content": piece.text}, None, measured)
+        delta: dict[str, object] = {"content": piece.text} if piece.text else {}
+        if piece.calls:
+            delta["tool_calls"] = [_call_delta(heading, choice.index, call) for call in piece.calls]
+        return self._delta(heading, choice.index, delta, None, measured)
 
     def finish(self, heading: Heading, choice: Choice) -> bytes:
         return self._delta(heading, choice.index, {}, choice.output.finish)
 
     def _delta(
-        self, heading: Heading, index: int, delta: Mapping[str, str], finish: str | None, measured: object = None
+        self, heading: Heading, index: int, delta: Mapping[str, object], finish: str | None, measured: object = None
     ) -> bytes:
         return self._chunk(heading, {"index": index, "delta": delta, "logprobs": measured, "finish_reason": finish})
+
+
+def _message(heading: Heading, choice: Choice) -> dict[str, object]:
+    message: dict[str, object] = {"role": "assistant", "content": choice.output.text, "refusal": None}
+    if choice.tools is not None:
+        calls = choice.tools.calls
+        message["content"] = choice.tools.text or (None if calls else "")
+        if calls:
+            message["tool_calls"] = [
+                {"id": _call_id(heading, choice.index, index), "type": "function", "function": _function(*call)}
+                for index, call in enumerate(calls)
+            ]
+    return message
+
+
+def _call_delta(heading: Heading, choice: int, call: CallDelta) -> dict[str, object]:
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {
+        "index": call.index,
+        "id": _call_id(heading, choice, call.index),
+        "type": "function",
+        "function": _function(call.name, call.arguments),
+    }
+
+
+def _function(name: str, arguments: str) -> dict[str, str]:
+    return {"name": name, "arguments": arguments}
+
+
+def _call_id(heading: Heading, choice: int, index: int) -> str:
+    return f"call_{heading.identifier[:24]}_{choice}_{index}"
 
 
 class CompletionDialect(_Frames):
@@ -128,14 +165,14 @@ class CompletionDialect(_Frames):
             raise _conflict("echo", "'echo' needs prompts that are text, without 'suffix'.")
         if request.echo and request.logprobs is not None:
             raise _conflict("echo", "'echo' with 'logprobs' is not supported: prompts have no probabilities here.")
-        return _call(
+        call = _call(
             request,
             prompts=prompts,
-            echo=bool(request.echo),
             max_tokens=request.max_tokens,
             max_tokens_field="max_tokens",
             top=request.logprobs,
         )
+        return replace(call, echo=bool(request.echo))
 
     def whole(self, heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
         documents = [
@@ -194,9 +231,6 @@ def _call(
     max_tokens: int | None,
     max_tokens_field: str,
     top: int | None,
-    echo: bool = False,
-    response_format: object = None,
-    grammar: str | None = None,
 ) -> Call:
     if request.stream_options is not None and not request.stream:
         raise _conflict("stream_options", "'stream_options' needs 'stream' to be true.")
@@ -220,12 +254,9 @@ def _call(
             max_tokens=max_tokens,
             stop=request.stop_sequences(),
             logprobs=top,
-            grammar=grammar,
         ),
-        response_format=response_format,
         max_tokens_field=max_tokens_field,
         n=n,
-        echo=echo,
         stream=bool(request.stream),
         include_usage=request.stream_options is not None and request.stream_options.include_usage,
     )

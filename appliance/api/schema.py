@@ -15,6 +15,7 @@ MAX_STOP_SEQUENCES = 4
 MAX_CHOICES = 8
 MAX_BIASES = 1024
 MAX_LOGPROBS = 20
+MAX_TOOLS = 64
 MAX_SEED = 2**32 - 2  # llama.cpp takes 2**32 - 1 for "draw one"
 _MAX_SHOWN_NAME = 64
 _FREE_KEYS = frozenset(
@@ -63,9 +64,54 @@ class ResponseFormat(_Closed):
     json_schema: NamedSchema | None = None
 
 
+ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class CalledFunction(_Closed):
+    name: ToolName
+    arguments: str
+
+
+class ToolCall(_Closed):
+    id: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class Message(_Closed):
-    role: Literal["system", "user", "assistant"]
-    content: str
+    """The nulls are what answers carry and requests repeat (B121)."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=64)] | None = None
+    tool_call_id: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+
+
+class Function(_Closed):
+    """`strict` is neutral: the grammar holds the arguments to their schema either way."""
+
+    name: ToolName
+    description: Annotated[str, StringConstraints(max_length=16384)] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Closed):
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(_Closed):
+    name: ToolName
+
+
+class ToolChoice(_Closed):
+    type: Literal["function"]
+    function: ChosenFunction
 
 
 class _Request(_Closed):
@@ -102,6 +148,9 @@ class ChatCompletionRequest(_Request):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(_Request):

@@ -1,12 +1,74 @@
-"""What constrains the shape of an answer: `response_format`, as a grammar and as the value that receipts commit to."""
+"""What constrains the shape of an answer: `response_format` and tools, as a grammar and as what receipts commit to."""
 
 from __future__ import annotations
 
-from appliance.api.schema import ResponseFormat, as_sent, encodable
+from collections.abc import Sequence
+
+from appliance.api.schema import ChatCompletionRequest, ResponseFormat, Tool, ToolChoice, as_sent, encodable
 from appliance.engine import json_schema
+from appliance.engine import tools as engine_tools
 from appliance.errors import BadRequest
+from appliance.exchange import Shape
 
 _SHOWN_KEYWORD_CHARS = 64
+
+
+def shape(request: ChatCompletionRequest) -> Shape:
+    """What the answer is held to. Raises BadRequest `unsupported_schema`, `conflicting_fields`, `missing_field`."""
+    tools = request.tools or []
+    if not tools:
+        if request.tool_choice not in (None, "none", "auto"):
+            raise BadRequest("conflicting_fields", "'tool_choice' needs 'tools'.", param="tool_choice")
+        response_format, grammar = constrain(request.response_format)
+        return Shape(
+            response_format=response_format, grammar=grammar, parallel=request.parallel_tool_calls is not False
+        )
+    sent = [as_sent(tool) for tool in tools]
+    encodable("tools", sent)
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) != len(names):
+        raise BadRequest("invalid_field", "Two tools have the same name.", param="tools")
+    response_format, grammar = constrain(request.response_format)
+    choice = request.tool_choice or "auto"
+    parallel = request.parallel_tool_calls is not False
+    if choice != "none":
+        if grammar is not None:
+            raise BadRequest("conflicting_fields", "'tools' and 'response_format' exclude each other.", param="tools")
+        if request.logprobs:
+            raise BadRequest("conflicting_fields", "'logprobs' with 'tools' is not supported.", param="logprobs")
+        grammar = _calls(tools, choice, parallel=parallel)
+    return Shape(
+        response_format=response_format,
+        grammar=grammar,
+        tools=sent,
+        tool_choice=f"function:{choice.function.name}" if isinstance(choice, ToolChoice) else choice,
+        parallel=parallel,
+    )
+
+
+def _calls(tools: Sequence[Tool], choice: str | ToolChoice, *, parallel: bool) -> str:
+    usable = []
+    for index, tool in enumerate(tools):
+        parameters = {"type": "object"} if tool.function.parameters is None else tool.function.parameters
+        wanted = not isinstance(choice, ToolChoice) or choice.function.name == tool.function.name
+        param = f"tools[{index}].function.parameters"
+        if parameters.get("type", "object") != "object":
+            raise BadRequest("unsupported_schema", "The parameters of a function are an object.", param=param)
+        try:
+            engine_tools.grammar(
+                [one := engine_tools.Tool(name=tool.function.name, parameters={"type": "object", **parameters})],
+                optional=False,
+                parallel=False,
+            )
+        except json_schema.SchemaRefused as refused:
+            raise unsupported(refused, param) from None
+        usable += [one] if wanted else []
+    if not usable:
+        raise BadRequest("invalid_field", "'tool_choice' names no tool of this request.", param="tool_choice")
+    try:
+        return engine_tools.grammar(usable, optional=choice == "auto", parallel=parallel)
+    except json_schema.SchemaRefused as refused:
+        raise unsupported(refused, "tools") from None
 
 
 def constrain(wanted: ResponseFormat | None) -> tuple[object, str | None]:

@@ -69,12 +69,16 @@ class SchemaRefused(Exception):
 
 def any_object() -> str:
     """The grammar of one JSON object, whatever its members."""
-    return _text({**_SHARED, "root": "object"})
+    rules = Rules()
+    rules.rules["root"] = "object"
+    return rules.text()
 
 
 def grammar(schema: object) -> str:
     """The grammar of the JSON that the schema describes, from `root`. Raises SchemaRefused."""
-    return Rules().text(schema)
+    rules = Rules()
+    rules.rules["root"] = rules.add(schema)
+    return rules.text()
 
 
 class Rules:
@@ -87,9 +91,9 @@ class Rules:
         """Compile a schema; the name of its rule. Raises SchemaRefused."""
         return _Compiler(schema, self.rules).rule(schema)
 
-    def text(self, schema: object) -> str:
-        self.rules["root"] = self.add(schema)
-        return _text(self.rules)
+    def text(self) -> str:
+        """The grammar; `rules` has a root by now."""
+        return "".join(f"{name} ::= {body}\n" for name, body in self.rules.items())
 
 
 def literal(text: str) -> str:
@@ -103,10 +107,6 @@ def _escaped(character: str) -> str:
     if character.isascii() and character.isprintable():
         return character
     return f"\\U{ord(character):08x}"
-
-
-def _text(rules: Mapping[str, str]) -> str:
-    return "".join(f"{name} ::= {body}\n" for name, body in rules.items())
 
 
 class _Compiler:

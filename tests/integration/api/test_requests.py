@@ -15,6 +15,7 @@ from tests.integration.api.conftest import Client, Running, StartApi, chat
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.fixture
@@ -50,7 +51,32 @@ BAD: list[tuple[str, Any, tuple[int, str, str | None]]] = [
     (CHAT, {"model": ""}, (400, "invalid_field", "model")),
     (CHAT, {"messages": []}, (400, "invalid_field", "messages")),
     (CHAT, {"messages": "hi"}, (400, "invalid_field", "messages")),
-    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, (400, "invalid_field", "messages[0].role")),
+    (CHAT, {"messages": [{"role": "function", "content": "x"}]}, (400, "invalid_field", "messages[0].role")),
+    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, (400, "invalid_field", "messages[0].tool_call_id")),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": "x", "tool_call_id": "y"}]},
+        (400, "invalid_field", "messages[0].tool_call_id"),
+    ),
+    (CHAT, {"tool_choice": "required"}, (400, "conflicting_fields", "tool_choice")),
+    (CHAT, {"tools": [TOOL, TOOL]}, (400, "invalid_field", "tools")),
+    (CHAT, {"tools": [TOOL], "tool_choice": "any"}, (400, "invalid_field", "tool_choice")),
+    (
+        CHAT,
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        (400, "invalid_field", "tool_choice"),
+    ),
+    (CHAT, {"tools": [TOOL], "logprobs": True}, (400, "conflicting_fields", "logprobs")),
+    (
+        CHAT,
+        {"tools": [TOOL], "response_format": {"type": "json_object"}},
+        (400, "conflicting_fields", "tools"),
+    ),
+    (
+        CHAT,
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"pattern": "x"}}}]},
+        (400, "unsupported_schema", "tools[0].function.parameters"),
+    ),
     (CHAT, {"messages": [{"role": "user"}]}, (400, "missing_field", "messages[0].content")),
     (CHAT, {"messages": [*MESSAGES, {"role": "user", "content": None}]}, (400, "invalid_field", "messages[1].content")),
     (
@@ -114,7 +140,8 @@ def test_b124_bad_requests(
 
 
 UNKNOWN: list[tuple[str, dict[str, Any], str]] = [
-    (CHAT, {"tools": []}, "tools"),
+    (CHAT, {"functions": []}, "functions"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]}, "tools[0].function.x"),
     (CHAT, {"Temperature": 1}, "Temperature"),
     (CHAT, {"max_token": 1}, "max_token"),
     (CHAT, {"prompt": "x"}, "prompt"),

@@ -291,7 +291,7 @@ def test_every_parameter_sent_is_a_check_of_its_own() -> None:
         {"logprobs": 5},
         {"logprobs": True},
         {"response_format": {"type": "json_object"}},
-        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
     ],
 )
 def test_requests_whose_effect_the_receipt_states(parameters: dict[str, Any]) -> None:
