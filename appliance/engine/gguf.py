@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from appliance.engine.memory import cell_bytes
 from appliance.errors import BootError
 from client_sdk.wire import cbor
 
@@ -49,10 +50,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the metadata says. Digests as protocol section 5 defines them; `chat_template` is the one in force."""
+    """What the metadata says. Digests as protocol section 5 defines them; `chat_template` is the one in force.
+
+    `cell_bytes` is what a token takes in the context, `vocabulary_size` what the tokenizer's list says, 0 without one.
+    """
 
     architecture: str
     training_context_length: int
+    cell_bytes: int
+    vocabulary_size: int
     chat_template: str | None
     tokenizer_digest: bytes
     chat_template_digest: bytes | None
@@ -69,12 +75,15 @@ def facts_of(metadata: Mapping[str, object], *, chat_template: str | None = None
     context_length = _typed(metadata, f"{architecture}.context_length", int)
     if context_length < 1:
         raise BootError(f"the model's metadata says {architecture}.context_length = {context_length}")
+    tokens = metadata.get("tokenizer.ggml.tokens")
     template = chat_template
     if template is None and "tokenizer.chat_template" in metadata:
         template = _typed(metadata, "tokenizer.chat_template", str)
     return ModelFacts(
         architecture=architecture,
         training_context_length=context_length,
+        cell_bytes=cell_bytes(metadata, architecture),
+        vocabulary_size=len(tokens) if isinstance(tokens, list | tuple | array.array) else 0,
         chat_template=template,
         tokenizer_digest=tokenizer_digest(metadata),
         chat_template_digest=None if template is None else hashlib.sha256(template.encode()).digest(),

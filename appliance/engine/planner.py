@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from appliance.engine.batch import Segment
 from appliance.engine.sequence import Sequence
 
-SPECULATE_UP_TO = 2
-"""With more answers than this in progress rows are as dear as passes, and guessing does not pay."""
+SPECULATE_UP_TO = 1
+"""With more answers in progress rows are nearly as dear as passes. And what a wrong guess frees must be the last cells
+in use (`cells.CellPool`): only a sequence that is evaluated by itself can promise that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from appliance.engine.batch import Exactness, Segment
+from appliance.engine.cells import CellPool
 from appliance.engine.planner import Piece, plan
 from appliance.engine.prefix_cache import PrefixCache
 from appliance.engine.prompt import PromptBuilder
@@ -43,7 +44,8 @@ class Runtime(Protocol):
 class Limits:
     """Lengths in tokens; `facts` go into every PromptReady's `execution`.
 
-    `kv_tokens` cells are shared by all, at most `slots` jobs run at a time, `n_batch` rows make a step.
+    `kv_tokens` cells are shared by all, at most `slots` jobs run at a time, `n_batch` rows make a step. The context
+    knows `sequences` of them, more than there are slots: those that have left stay a while.
     `deterministic` holds for every job, as the field of the same name in SamplingParams does for one.
     """
 
@@ -51,6 +53,7 @@ class Limits:
     n_batch: int
     kv_tokens: int
     slots: int
+    sequences: int
     exactness: Exactness
     deterministic: bool = False
     speculation: str = "off"
@@ -90,7 +93,7 @@ class Scheduler:
         self._speculate = speculate
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
-        self._free_slots = list(range(limits.slots - 1, -1, -1))
+        self._pool = CellPool(runtime, capacity=limits.kv_tokens, sequences=limits.sequences)
         self._reserved = 0
         self.counters = Counters()
 
@@ -106,6 +109,8 @@ class Scheduler:
             "waiting": len(self._waiting),
             "cells_reserved": self._reserved,
             "cells": self._limits.kv_tokens,
+            "cells_used": self._pool.used,
+            "cell_sweeps": self._pool.sweeps,
             "prefill_tokens": counters.prefill_tokens,
             "answer_tokens": counters.answer_tokens,
             "target_passes": counters.target_passes,
@@ -189,6 +194,7 @@ class Scheduler:
     def step(self) -> None:
         """Evaluate one batch. Raises what the runtime raises; the step can then be repeated as if it never was."""
         self._admit()
+        self._pool.make_room(self._limits.n_batch, self._running)
         pieces = plan(self._running, self._limits.n_batch)
         if not pieces:
             return
@@ -199,6 +205,7 @@ class Scheduler:
             self.counters.failed_steps += 1
             self._rewind(pieces)
             raise
+        self._pool.placed(sum(piece.rows for piece in pieces))
         for piece in pieces:
             self._commit(piece)
         served = {id(piece.sequence) for piece in pieces}
@@ -208,7 +215,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let waiting jobs in, first come first served, while there is a slot and cells for all they may come to."""
-        while self._waiting and self._free_slots:
+        while self._waiting and len(self._running) < self._limits.slots:
             sequence = self._waiting[0]
             if self._reserved + sequence.cells > self._limits.kv_tokens:
                 return
@@ -216,7 +223,7 @@ class Scheduler:
             if self._running and (sequence.alone or self._running[0].alone):
                 return
             self._waiting.popleft()
-            sequence.slot = self._free_slots.pop()
+            sequence.slot = self._pool.claim(self._running)
             self._reuse(sequence)
             self._reserved += sequence.cells
             self._running.append(sequence)
@@ -228,12 +235,16 @@ class Scheduler:
         room = self._limits.kv_tokens - self._reserved
         whole = not self._limits.exactness.rollback
         prefix = self._cache.find(sequence.scope, sequence.tokens, room=room, whole=whole)
-        if prefix is None or not self._runtime.restore(sequence.slot, prefix.state):
+        if prefix is None:
+            return
+        self._pool.make_room(prefix.size, self._running)
+        if not self._runtime.restore(sequence.slot, prefix.state):
             return
         if prefix.length < prefix.size and not self._runtime.forget(sequence.slot, start=prefix.length):
             self._runtime.forget(sequence.slot)
             return
         sequence.position = sequence.cached = prefix.length
+        self._pool.placed(prefix.length)
 
     def _keep(self, sequence: Sequence) -> None:
         """Keep what the context holds of a sequence for later prompts of its scope."""
@@ -272,6 +283,7 @@ class Scheduler:
         made = sequence.generated - before
         if proposed and made <= proposed:
             self._runtime.forget(sequence.slot, start=sequence.position)
+            self._pool.placed(made - proposed - 1)
         counters.target_passes += 1
         counters.answer_tokens += made
         counters.drafted_tokens += proposed
@@ -301,6 +313,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._reserved -= sequence.cells
-        self._runtime.forget(sequence.slot)
-        self._free_slots.append(sequence.slot)
+        self._pool.leave(sequence.slot)
+        if not self._running:
+            self._pool.sweep(())
         sequence.close()

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 ENGINE_STATS: Mapping[str, str] = {
     "cells": "Cells of the context",
     "cells_reserved": "Cells reserved for jobs under evaluation",
+    "cells_used": "Cells in use, those of answers that have just ended included",
+    "cell_sweeps": "Times the cells of running answers were put together",
     "prefill_tokens": "Prompt tokens evaluated by the present worker",
     "answer_tokens": "Tokens made by the present worker",
     "target_passes": "Evaluations that made at least one token of a job",

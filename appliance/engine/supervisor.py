@@ -11,10 +11,12 @@ import logging
 import math
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
+from pathlib import Path
 
 from appliance.engine.base import Progress
 from appliance.engine.channel import SUBMIT_LIMIT_BYTES, ChannelError, Message
 from appliance.engine.gguf import ModelFacts, read_facts
+from appliance.engine.memory import available_bytes, check_fits, need
 from appliance.engine.messages import pack_job, take, unpack_event
 from appliance.engine.process import WorkerIdentity, WorkerProcess, WorkerStart
 from appliance.engine.sealed import SealedModel, seal_model
@@ -115,6 +117,8 @@ class SupervisedEngine:
         def report_hash(fraction: float) -> None:
             loop.call_soon_threadsafe(progress, "hash", fraction)
 
+        available = available_bytes(_read_text)
+        check_fits(settings.size_bytes, f"the model {settings.model_paths[0].name}", available)
         self._sealed = await asyncio.to_thread(
             seal_model,
             settings.model_paths,
@@ -125,6 +129,7 @@ class SupervisedEngine:
         try:
             self._facts = await asyncio.to_thread(read_facts, self._sealed.fd, chat_template=settings.chat_template)
             self._check_lengths(self._facts)
+            self._check_memory(self._facts)
             await self._launch(lambda fraction: progress("load", fraction))
         except BaseException:
             await self._discard_worker()
@@ -262,6 +267,17 @@ class SupervisedEngine:
             )
         self._cells()
 
+    def _check_memory(self, facts: ModelFacts) -> None:
+        settings = self._settings
+        wanted = need(
+            bytes_per_cell=facts.cell_bytes,
+            kv_tokens=self._cells(),
+            n_batch=settings.n_batch,
+            vocabulary_size=facts.vocabulary_size,
+            cache_bytes=settings.cache.limit_bytes if settings.cache.entries else 0,
+        )
+        check_fits(wanted.total, wanted.describe(), available_bytes(_read_text))
+
     def _cells(self) -> int:
         settings = self._settings
         return resolve_cells(settings.kv_tokens, context_length=self._context_length(), slots=settings.slots)
@@ -358,3 +374,10 @@ class SupervisedEngine:
         if self._worker is not None:
             await self._worker.kill()  # first: a cancellation in here leaves the worker to `stop`
             self._worker = None
+
+
+def _read_text(path: str) -> str | None:
+    try:
+        return Path(path).read_text("utf-8")
+    except OSError:
+        return None

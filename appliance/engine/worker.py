@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 TEMPLATE_LIMIT_S = 2.0
 OUTBOX_LIMIT = 4096
 STATS_INTERVAL_S = 0.2
+SEQUENCES_AT_MOST = 256  # LLAMA_MAX_SEQ
 LONG_STEP_ROWS = 128
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -181,7 +182,7 @@ class Worker:
             fd=self._model_fd,
             kv_tokens=take(first, "kv_tokens", int),
             n_batch=take(first, "n_batch", int),
-            n_sequences=take(first, "slots", int) + 1,
+            n_sequences=min(SEQUENCES_AT_MOST, 2 * take(first, "slots", int) + 1),
             threads=take(first, "threads", int) or 1,
         )
         try:
@@ -238,6 +239,7 @@ class Worker:
             n_batch=runtime.options.n_batch,
             kv_tokens=runtime.options.kv_tokens,
             slots=take(first, "slots", int),
+            sequences=runtime.options.n_sequences,
             exactness=exactness,
             deterministic=take(first, "deterministic", bool),
             speculation=kind,

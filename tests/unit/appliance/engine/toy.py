@@ -56,6 +56,7 @@ class ToyRuntime:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.memory: dict[int, list[int]] = {}
+        self.cells: dict[int, list[int]] = {}
         self.rows: list[list[int]] = []
         self.batches: list[list[Segment]] = []
         self.open_samplers = 0
@@ -82,11 +83,12 @@ class ToyRuntime:
         assert len({segment.sequence for segment in segments}) == len(segments)
         self.rows = []
         for segment in segments:
-            assert 0 <= segment.sequence < self._limits.slots
+            assert 0 <= segment.sequence < self._limits.sequences
             held = self.memory.setdefault(segment.sequence, [])
             assert segment.position == len(held)
             for index, token in enumerate(segment.tokens):
                 held.append(token)
+                self._fill(segment.sequence)
                 wanted = index >= len(segment.tokens) - segment.outputs
                 self.rows.append(list(held) if wanted else [])
             if failure == "within":
@@ -97,7 +99,16 @@ class ToyRuntime:
         if start and not self._limits.exactness.rollback:
             return False
         del self.memory.get(sequence, [])[start:]
+        del self.cells.get(sequence, [])[start:]
         return True
+
+    def _fill(self, sequence: int) -> None:
+        """Take the first free cell, as llama.cpp does; it must come after all the sequence has."""
+        taken = {cell for cells in self.cells.values() for cell in cells}
+        cell = next(number for number in range(self._limits.kv_tokens) if number not in taken)
+        own = self.cells.setdefault(sequence, [])
+        assert not own or own[-1] < cell, "a newer token before an older one"
+        own.append(cell)
 
     def save(self, sequence: int) -> bytes:
         return bytes(self.memory[sequence])
@@ -105,6 +116,8 @@ class ToyRuntime:
     def restore(self, sequence: int, state: bytes) -> bool:
         assert not self.memory.get(sequence)
         self.memory[sequence] = list(state)
+        for _ in state:
+            self._fill(sequence)
         return True
 
     def sampler(self, params: SamplingParams) -> ToySampler:
@@ -151,6 +164,7 @@ class Bench:
             n_batch=n_batch,
             kv_tokens=kv_tokens,
             slots=slots,
+            sequences=slots + 2,
             exactness=exactness,
             speculation=drafter,
             deterministic=deterministic,

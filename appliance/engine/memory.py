@@ -1,0 +1,118 @@
+"""Does a model fit: what its worker will need against what the machine and the control groups have left.
+
+Sources: proc(5) for MemAvailable, the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.max, memory.current,
+memory.stat) and cgroup-v1/memory.rst. Page cache that can be dropped counts as free, as MemAvailable does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from appliance.errors import BootError
+
+ReadText = Callable[[str], str | None]
+"""The text of a file, None where there is none."""
+
+_PROCESS_BYTES = 160 << 20  # interpreter, libraries, tokenizer
+_ROW_BYTES = 64 << 10  # activations of one row of a batch, generously
+_V1_NO_LIMIT = 1 << 60
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Bytes a worker comes to use beside the model's sealed file, which is there already when this is checked."""
+
+    cells: int
+    scratch: int
+    prefixes: int
+
+    @property
+    def total(self) -> int:
+        return self.cells + self.scratch + self.prefixes
+
+    def describe(self) -> str:
+        return (
+            f"{_mib(self.cells)} for cells, {_mib(self.scratch)} of scratch and {_mib(self.prefixes)} for kept prefixes"
+        )
+
+
+def cell_bytes(metadata: Mapping[str, object], architecture: str) -> int:
+    """Keys and values of one token, two bytes a number; where the metadata do not tell, the most it can be."""
+
+    def number(key: str, default: int) -> int:
+        value = metadata.get(f"{architecture}.{key}")
+        if isinstance(value, list | tuple) and value:
+            value = max((item for item in value if isinstance(item, int)), default=default)
+        return value if isinstance(value, int) and value > 0 else default
+
+    width = number("embedding_length", 8192)
+    heads = number("attention.head_count", 1)
+    kv_heads = number("attention.head_count_kv", heads)
+    key = number("attention.key_length", -(-width // heads))
+    value = number("attention.value_length", key)
+    return 2 * number("block_count", 128) * kv_heads * (key + value)
+
+
+def need(*, bytes_per_cell: int, kv_tokens: int, n_batch: int, vocabulary_size: int, cache_bytes: int) -> Need:
+    scratch = _PROCESS_BYTES + n_batch * (4 * vocabulary_size + _ROW_BYTES)
+    return Need(cells=bytes_per_cell * kv_tokens, scratch=scratch, prefixes=cache_bytes)
+
+
+def check_fits(wanted: int, what: str, available: int) -> None:
+    """Raises BootError with the numbers."""
+    if wanted > available:
+        raise BootError(f"not enough memory: {what} makes {_mib(wanted)}, and {_mib(available)} are available")
+
+
+def available_bytes(read: ReadText) -> int:
+    """The least of what the machine and every control group above this process have left."""
+    left = [_machine(read)]
+    for line in (read("/proc/self/cgroup") or "").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            left += [_group_v2(folder, read) for folder in _folders("/sys/fs/cgroup", path)]
+        elif "memory" in controllers.split(","):
+            left += [_group_v1(folder, read) for folder in _folders("/sys/fs/cgroup/memory", path)]
+    return max(0, min(left))
+
+
+def _machine(read: ReadText) -> int:
+    for line in (read("/proc/meminfo") or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    raise BootError("cannot tell how much memory is available: /proc/meminfo has no MemAvailable")
+
+
+def _folders(root: str, path: str) -> list[str]:
+    """The group's folder and those of all groups above it; inside a container the path may not exist, the root does."""
+    inner = PurePosixPath(path.lstrip("/"))
+    return [str(PurePosixPath(root) / part) for part in (inner, *inner.parents)]
+
+
+def _group_v2(folder: str, read: ReadText) -> int:
+    limit, current = read(f"{folder}/memory.max"), read(f"{folder}/memory.current")
+    if limit is None or current is None or limit.strip() == "max":
+        return _V1_NO_LIMIT
+    return int(limit) - int(current) + _stat(read(f"{folder}/memory.stat"), "inactive_file")
+
+
+def _group_v1(folder: str, read: ReadText) -> int:
+    limit, usage = read(f"{folder}/memory.limit_in_bytes"), read(f"{folder}/memory.usage_in_bytes")
+    if limit is None or usage is None or int(limit) >= _V1_NO_LIMIT:
+        return _V1_NO_LIMIT
+    return int(limit) - int(usage) + _stat(read(f"{folder}/memory.stat"), "total_inactive_file")
+
+
+def _stat(text: str | None, name: str) -> int:
+    for line in (text or "").splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0
+
+
+def _mib(count: int) -> str:
+    return f"{-(-count // _MIB)} MiB"
