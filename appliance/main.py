@@ -144,7 +144,7 @@ def show_config(
 @cli.command()
 def doctor() -> None:
     """What this machine can attest with, and what is missing."""
-    from appliance.attestation.attester import ATTESTERS
+    from appliance.attestation.attester import ATTESTERS, DEVICES
     from appliance.hygiene import find_unsafe_environment, no_swap_warning
 
     with _reported():
@@ -155,6 +155,13 @@ def doctor() -> None:
         reason = family.missing(config)
         hardware += name != MODE_INSECURE and reason is None
         table.add_row(f"attester {name}", "usable" if reason is None else f"missing: {reason}")
+    for name, create in DEVICES.items():
+        try:
+            create()
+        except BootError as error:
+            table.add_row(f"devices {name}", f"missing: {error}")
+        else:
+            table.add_row(f"devices {name}", "usable")
     table.add_row("attestation hardware", "found" if hardware else "none: only --attester insecure can serve here")
     unsafe = find_unsafe_environment(_ENVIRON, allowed=frozenset())
     table.add_row("environment", f"unsafe: {', '.join(unsafe)}" if unsafe else "clean")

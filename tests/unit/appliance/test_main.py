@@ -168,6 +168,15 @@ def test_the_device_is_printed_only_when_asked(store: Path) -> None:
 def test_doctor_says_what_is_missing() -> None:
     done = appliance("doctor", environ={"LD_PRELOAD": "", "GGML_X": "1"})
     assert done.returncode == 0
+    for words in (
+        "attester tdx",
+        "attester nitro",
+        "no /dev/sev-guest either",
+        "devices nvidia",
+        "missing: ",
+        "/dev/nsm",
+    ):
+        assert words in done.stdout
     for words in ("attester insecure", "only --attester insecure can serve here", "GGML_X, LD_PRELOAD", "usable cores"):
         assert words in done.stdout
 
