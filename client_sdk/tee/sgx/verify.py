@@ -110,7 +110,7 @@ class SgxEvidence:
         return AuthenticSgx(quote=quote, verdict=verdict)
 
 
-def parse_evidence(content: bytes, *, root: x509.Certificate | None = None) -> SgxEvidence:
+def parse_evidence(content: bytes, root: x509.Certificate | None = None) -> SgxEvidence:
     """Parse an `sgx` item: a quote, padding tolerated. Raises WireError, UndecidedError for a version to come."""
     header = dcap_abi.parse_header(content)
     if header.tee_type == dcap_abi.TEE_SGX and dcap_abi.is_from_a_later_version(header, max(abi.VERSIONS)):

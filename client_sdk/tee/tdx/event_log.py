@@ -24,6 +24,8 @@ _MAX_EVENTS = 4096
 DIGEST_BYTES = 48
 REGISTERS = 4
 
+RUNTIME_REGISTER = 3
+
 EV_NO_ACTION, EV_SEPARATOR, EV_IPL = 0x03, 0x04, 0x0D
 EV_EFI_VARIABLE_DRIVER_CONFIG, EV_EFI_VARIABLE_BOOT, EV_EFI_GPT_EVENT = 0x80000001, 0x80000002, 0x80000006
 EV_EFI_ACTION, EV_EFI_VARIABLE_AUTHORITY = 0x80000007, 0x800000E0
@@ -50,6 +52,15 @@ class Event:
     @property
     def is_runtime(self) -> bool:
         return self.kind == DSTACK_RUNTIME_EVENT
+
+    def payload_as(self, name: str) -> bytes | None:
+        """The payload if this is a runtime event of that name, however the log cuts what was measured in two.
+
+        Name and payload are hashed as "name:payload", so that a log could call an event (name, "a:b") one of
+        ("name:a", "b") without changing its digest.
+        """
+        measured, wanted = self.name.encode() + b":" + self.content, name.encode() + b":"
+        return measured[len(wanted) :] if self.is_runtime and measured.startswith(wanted) else None
 
 
 def parse(log: EventLog) -> tuple[Event, ...]:

@@ -137,8 +137,16 @@ class AuthenticTdx:
             if policy.require_event_log or policy.events:
                 log.reject("event log", Rejection.EVENT_LOG_MISMATCH, "the policy asks for an event log; none came")
             log.not_checked("event log", "none came, and the policy does not ask for one")
+        measured = [event for event in self.events if event.register == event_log.RUNTIME_REGISTER]
+        if policy.events:  # else a second event of a name could pass for something whose content nobody recomputes
+            log.require(
+                all(event.is_runtime for event in measured),
+                "runtime events are nothing else",
+                Rejection.EVENT_LOG_MISMATCH,
+                "the log has events in RTMR3 of which it does not say what was measured",
+            )
         for name, payloads in sorted(policy.events.items()):
-            found = [event.content for event in self.events if event.is_runtime and event.name == name]
+            found = [payload for event in measured if (payload := event.payload_as(name)) is not None]
             if len(found) != 1 or found[0] not in payloads:
                 log.reject(
                     f"event {name}",
@@ -174,7 +182,7 @@ class TdxEvidence:
         return AuthenticTdx(quote=quote, verdict=verdict, events=tuple(events), has_event_log=bool(logs))
 
 
-def parse_evidence(content: bytes, *, root: x509.Certificate | None = None) -> TdxEvidence:
+def parse_evidence(content: bytes, root: x509.Certificate | None = None) -> TdxEvidence:
     """Parse a `tdx` item: a quote, padding tolerated. Raises WireError, UndecidedError for a version to come."""
     header = dcap_abi.parse_header(content)
     if dcap_abi.is_from_a_later_version(header, max(abi.VERSIONS)):

@@ -430,6 +430,35 @@ def test_runtime_events_can_be_pinned_and_must_be_there_once() -> None:
         assert rejected(evidence, events=events)[1] is Rejection.MEASUREMENT_NOT_ALLOWED
 
 
+BOOT_EVENTS = [{"imr": n, "event_type": 1, "digest": "5a" * 48, "event_payload": ""} for n in range(3)]
+
+
+def test_b026_no_log_hides_an_event_that_was_measured() -> None:
+    """The software under attack measured itself, then something else under the same name; the host edits the log."""
+    real, feigned = runtime("compose-hash", b"ev:il" * 8), runtime("compose-hash", b"\x01" * 32)
+    registers, honest = logged([*BOOT_EVENTS, real, feigned])
+    cut = {**real, "event": "compose-hash:ev", "event_payload": (b"il" + b"ev:il" * 7).hex()}
+    opaque = {**real, "event_type": event_log.EV_IPL, "event": "", "event_payload": ""}
+    policy = {"compose-hash": ["01" * 32]}
+    for hidden, code in (
+        (real, Rejection.MEASUREMENT_NOT_ALLOWED),
+        (cut, Rejection.MEASUREMENT_NOT_ALLOWED),
+        (opaque, Rejection.EVENT_LOG_MISMATCH),
+    ):
+        replayed, log = logged([*BOOT_EVENTS, hidden, feigned])
+        assert replayed == registers, "the edit leaves every digest as it was"
+        evidence, _ = authentic(Intel(), TdBody(rtmrs=registers), event_logs=(log,))
+        assert rejected(evidence, events=policy)[1] is code
+    evidence, _ = authentic(Intel(), TdBody(rtmrs=registers), event_logs=(honest,))
+    assert rejected(evidence, events={"compose-hash": ["01" * 32, (b"ev:il" * 8).hex()]})
+
+
+def test_an_event_counts_in_the_register_of_runtime_events_alone() -> None:
+    registers, log = logged([*BOOT_EVENTS[:2], {**runtime("compose-hash", b"\x01" * 32), "imr": 2}])
+    evidence, _ = authentic(Intel(), TdBody(rtmrs=registers), event_logs=(log,))
+    assert rejected(evidence, events={"compose-hash": ["01" * 32]})[1] is Rejection.MEASUREMENT_NOT_ALLOWED
+
+
 @pytest.mark.parametrize("table", [{"require_event_log": True}, {"events": {"compose-hash": ["01"]}}])
 def test_a_policy_that_asks_for_a_log_refuses_evidence_without_one(table: dict[str, object]) -> None:
     evidence, _ = authentic(Intel())
