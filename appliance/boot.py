@@ -170,6 +170,8 @@ def _service(
             max_active=config.engine.max_active,
             max_request_s=config.server.max_request_s,
             stream_padding_bytes=config.server.stream_padding_bytes,
+            deterministic=config.engine.determinism == "always",
+            max_active_per_key=config.engine.max_active_per_key or None,
         ),
         metrics=Metrics(),
         air=air,

@@ -121,6 +121,8 @@ class EngineConfig:
     prefix_cache_mib: int = _setting(128, low=1, high=1 << 20)
     prefix_cache_ttl_s: float = _setting(600.0, low=1.0, high=86400.0)
     max_active: int = _setting(16, low=1, high=4096)
+    max_active_per_key: int = _setting(0, low=0, high=4096)
+    """0 = no limit but `max_active`."""
     stall_s: float = _setting(60.0, low=1.0, high=3600.0)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from appliance.engine.types import GenerationJob, PromptReady, SamplingParams
 from appliance.errors import BadRequest
-from appliance.exchange import Call
+from appliance.exchange import Call, Usage
 from appliance.receipts.transcript import Subject
 from client_sdk.wire import cbor, names
 
@@ -18,8 +18,17 @@ SEEDS = 2**32 - 1
 
 
 def resolve(call: Call, *, drawn_seed: int, deterministic: bool) -> SamplingParams:
-    """Defaults applied and the seed resolved: from here on nothing is left open."""
+    """Defaults applied and the seed resolved: from here on nothing is left open.
+
+    `deterministic` is the configuration's word; where it says yes, no request can say no (BadRequest).
+    """
     wanted = call.wanted
+    if deterministic and wanted.deterministic is False:
+        raise BadRequest(
+            "invalid_field",
+            "Every answer is deterministic here; 'deterministic' cannot be false.",
+            param="deterministic",
+        )
 
     def given(value: float | None, default: float) -> float:
         return default if value is None else value
@@ -34,7 +43,7 @@ def resolve(call: Call, *, drawn_seed: int, deterministic: bool) -> SamplingPara
         frequency_penalty=given(wanted.frequency_penalty, 0.0),
         logit_bias=wanted.logit_bias,
         seed=drawn_seed if wanted.seed is None else wanted.seed,
-        deterministic=deterministic if wanted.deterministic is None else wanted.deterministic,
+        deterministic=deterministic or bool(wanted.deterministic),
         max_tokens=wanted.max_tokens,
         stop=wanted.stop,
         logprobs=wanted.logprobs,
@@ -42,7 +51,7 @@ def resolve(call: Call, *, drawn_seed: int, deterministic: bool) -> SamplingPara
     )
 
 
-def jobs(subject: Subject, call: Call, sampling: SamplingParams) -> Iterator[GenerationJob]:
+def jobs(subject: Subject, call: Call, sampling: SamplingParams, cache_scope: bytes) -> Iterator[GenerationJob]:
     """One job for each choice: choice N has a seed and an id of its own, made of the answer's and N."""
     date = datetime.datetime.fromtimestamp(subject.iat, datetime.UTC).date().isoformat()
     for index in range(len(call.prompts) * call.n):
@@ -52,6 +61,7 @@ def jobs(subject: Subject, call: Call, sampling: SamplingParams) -> Iterator[Gen
             prompt=call.prompts[index // call.n],
             sampling=replace(sampling, seed=(sampling.seed + index) % SEEDS) if index else sampling,
             template_date=date,
+            cache_scope=cache_scope,
         )
 
 
@@ -101,6 +111,22 @@ def echoed(call: Call, index: int) -> str:
     """The prompt of choice `index` where the request wants it in front of the answer."""
     prompt = call.prompts[index // call.n]
     return prompt if call.echo and isinstance(prompt, str) else ""
+
+
+def usage(prompt_tokens: int, counts: Sequence[int], facts: Sequence[Mapping[str, object]], n: int) -> Usage:
+    """`counts` and `facts` are of each choice. A prompt counts once, as its first choice met it."""
+
+    def total(name: str, each: Sequence[Mapping[str, object]]) -> int:
+        return sum(value for item in each if isinstance(value := item.get(name, 0), int))
+
+    accepted = total("accepted-tokens", facts)
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=sum(counts),
+        cached_tokens=total("cached-prompt-tokens", facts[::n]),
+        accepted_tokens=accepted,
+        rejected_tokens=total("drafted-tokens", facts) - accepted,
+    )
 
 
 def execution(facts: Sequence[Mapping[str, object]]) -> Mapping[str, object]:

@@ -59,6 +59,8 @@ class Call:
     include_usage: bool
     echo: bool = False
     shape: Shape = Shape()
+    cache_key: str = ""
+    """Divides what evaluated prompts are reused for, within one identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +75,14 @@ class Heading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
+    """Numbers of tokens. `cached_tokens` of the prompt were not evaluated again; of those guessed ahead
+    `accepted_tokens` became part of the answer and `rejected_tokens` did not."""
+
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +174,7 @@ class Exchange(Protocol):
     scope: ChainScope
     received: bytes
     complete: bool
+    timeout_s: float | None
 
     @property
     def gone(self) -> asyncio.Future[None]: ...

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from appliance import decoding
+from appliance.cache_scopes import CacheScopes
 from appliance.engine.base import Engine
 from appliance.engine.types import Delta, EngineEvent, Finished, PromptReady, SamplingParams
 from appliance.errors import ApplianceError, InternalError, NotFound, Overloaded, Unavailable
@@ -44,12 +47,13 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLimits:
-    """`deterministic` is in force where a request says nothing about it."""
+    """`deterministic` is in force for every request. `max_active_per_key`: None is no limit of its own."""
 
     max_active: int
     max_request_s: float
     stream_padding_bytes: int
     deterministic: bool = False
+    max_active_per_key: int | None = None
 
 
 class Answer:
@@ -71,6 +75,7 @@ class Answer:
         self.evaluation: Evaluation | None = None
         self.writer: StreamWriter | None = None
         self._execution: list[Mapping[str, object]] = []
+        self._each = 1
         self._issuer = issuer
         self._fallback = fallback
         self._ended = ended
@@ -127,7 +132,7 @@ class Answer:
             Choice(index, measured=measured, echoed=decoding.echoed(call, index), tools=tools)
             for index in range(len(ready))
         )
-        self._execution = [ready[index].execution for index in range(len(ready))]
+        self._execution, self._each = [ready[index].execution for index in range(len(ready))], call.n
         prompts = [ready[index] for index in range(0, len(ready), call.n)]
         self.evaluation = Evaluation(
             prompt=prompt_facts(self.subject, [(prompt.prompt_text, prompt.token_ids) for prompt in prompts]),
@@ -146,10 +151,9 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        return Usage(
-            prompt_tokens=self.evaluation.prompt.count if self.evaluation else 0,
-            completion_tokens=sum(choice.output.count for choice in self.choices),
-        )
+        prompt_tokens = self.evaluation.prompt.count if self.evaluation else 0
+        counts = [choice.output.count for choice in self.choices]
+        return decoding.usage(prompt_tokens, counts, self._execution, self._each)
 
     @property
     def head(self) -> dict[str, str]:
@@ -177,6 +181,8 @@ class Service:
         self._limits = limits
         self._stopping: asyncio.Future[None] | None = None
         self._active = 0
+        self._active_of: Counter[str | None] = Counter()
+        self._scopes = CacheScopes(surroundings.random_bytes)
 
     @property
     def active(self) -> int:
@@ -194,7 +200,7 @@ class Service:
             stopping.set_result(None)
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
+    def _place(self, key: str | None) -> Iterator[None]:
         """A place for one request, from before its body is read to the last byte of its answer.
 
         Raises Overloaded or Unavailable on entry: such a refusal has no receipt.
@@ -205,11 +211,17 @@ class Service:
             self.metrics.refused_busy.inc()
             places = self._limits.max_active
             raise Overloaded("queue_full", f"All {places} places are taken; try again later.", retry_after_s=1)
+        held, most = self._active_of[key], self._limits.max_active_per_key
+        if key is not None and most is not None and held >= most:
+            self.metrics.refused_busy.inc()
+            raise Overloaded("key_busy", f"This key holds all {most} places it may; try again later.", retry_after_s=1)
         self._active += 1
+        self._active_of[key] += 1
         try:
             yield
         finally:
             self._active -= 1
+            self._active_of[key] -= 1
 
     async def respond(self, exchange: Exchange, dialect: Dialect) -> None:
         """Answer one request. Once it has a place, every way out of here has issued one receipt.
@@ -226,7 +238,10 @@ class Service:
             channel=exchange.channel,
         )
         fallback = next(iter(self.models.values())).served
-        with self._place(), Answer(exchange, subject, self.issuer, fallback, self._count) as answer:
+        with (
+            self._place(exchange.scope.store_key),
+            Answer(exchange, subject, self.issuer, fallback, self._count) as answer,
+        ):
             answer.started = around.monotonic()
             try:
                 await self._answer(answer, dialect)
@@ -240,7 +255,7 @@ class Service:
         interrupts = Interrupts(
             gone=exchange.gone,
             stopping=self._stop_signal(),
-            deadline=around.monotonic() + self._limits.max_request_s,
+            deadline=around.monotonic() + min(self._limits.max_request_s, exchange.timeout_s or math.inf),
             monotonic=around.monotonic,
         )
         # The body counts too: a client that sends it drop by drop holds a place.
@@ -257,7 +272,7 @@ class Service:
         )
         drawn = int.from_bytes(around.random_bytes(4), "big") >> 1
         sampling = decoding.resolve(call, drawn_seed=drawn, deterministic=self._limits.deterministic)
-        jobs = decoding.jobs(answer.subject, call, sampling)
+        jobs = decoding.jobs(answer.subject, call, sampling, self._scopes.scope(exchange.scope, call.cache_key))
         reader = EventReader((model.engine.generate(job) for job in jobs), interrupts)
         try:
             answer.begin(call, sampling, await self._prompts(call, reader))

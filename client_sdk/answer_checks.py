@@ -16,7 +16,9 @@ from client_sdk.wire.receipt import OutputFacts, ReceiptClaims
 _REDACTED = "the receipt came without its salt"
 
 # Request fields that ask for no sampling parameter: bound by the commitment to the request, or compared elsewhere.
-_NO_PARAMETER = frozenset({"model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "suffix"})
+_NO_PARAMETER = frozenset(
+    {"model", "messages", "prompt", "suffix", "stream", "stream_options", "user", "metadata", "prompt_cache_key"}
+)
 # Compared whether they were sent or not: see `_content` and `_derived`.
 _OWN_RULES = frozenset({"stop", "logit_bias", "response_format", "tools", "tool_choice", "logprobs", "top_logprobs"})
 _FLOAT_PARAMETERS = frozenset(

@@ -23,11 +23,16 @@ def _frame(document: Mapping[str, object]) -> bytes:
     return b"data: " + _json(document) + b"\n\n"
 
 
-def _usage(usage: Usage) -> dict[str, int]:
+def _usage(usage: Usage) -> dict[str, object]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": usage.accepted_tokens,
+            "rejected_prediction_tokens": usage.rejected_tokens,
+        },
     }
 
 
@@ -257,6 +262,7 @@ def _call(
         ),
         max_tokens_field=max_tokens_field,
         n=n,
+        cache_key=request.prompt_cache_key or "",
         stream=bool(request.stream),
         include_usage=request.stream_options is not None and request.stream_options.include_usage,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 
 from starlette.types import Receive, Scope, Send
@@ -13,6 +14,8 @@ from appliance.errors import BadRequest, TooLarge, UnsupportedMediaType
 from appliance.interrupts import ClientGone
 from appliance.receipts.issuer import ChainScope
 from client_sdk.wire import names
+
+_SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
 class HttpExchange:
@@ -38,8 +41,10 @@ class HttpExchange:
         self._max_body_bytes = max_body_bytes
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watcher: asyncio.Task[None] | None = None
-        self._nonce_fault: BadRequest | None = None
+        self.timeout_s: float | None = None
+        self._fault: BadRequest | None = None
         self._read_nonce()
+        self._read_timeout()
 
     def _read_nonce(self) -> None:
         """Taken before anything can fail, so that a refusal echoes it. A malformed one is refused with a receipt."""
@@ -55,10 +60,22 @@ class HttpExchange:
         except ValueError:
             nonce = None
         if nonce is None:
-            self._nonce_fault = BadRequest(
+            self._fault = BadRequest(
                 "invalid_nonce", f"The header {field} must be there once, {low}..{high} bytes in hex.", param=field
             )
         self.nonce = nonce
+
+    def _read_timeout(self) -> None:
+        """`x-request-timeout`: seconds within which the answer has to be there, decimal, once."""
+        values = self._values(names.HEADER_REQUEST_TIMEOUT)
+        if not values:
+            return
+        if len(values) == 1 and _SECONDS.fullmatch(values[0]) and float(values[0]) > 0:
+            self.timeout_s = float(values[0])
+        elif self._fault is None:
+            field = names.HEADER_REQUEST_TIMEOUT
+            message = f"The header {field} must be there once, a decimal number of seconds above 0."
+            self._fault = BadRequest("invalid_timeout", message, param=field)
 
     async def read_body(self) -> bytes:
         """The whole body, its head checked first. Raises BadRequest, TooLarge, UnsupportedMediaType, ClientGone."""
@@ -79,8 +96,8 @@ class HttpExchange:
         return self.received
 
     def _check_head(self) -> None:
-        if self._nonce_fault is not None:
-            raise self._nonce_fault
+        if self._fault is not None:
+            raise self._fault
         if self._query:
             raise BadRequest("query_not_supported", "Inference routes take no query string.")
         if self._values("content-encoding"):

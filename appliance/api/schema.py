@@ -135,6 +135,7 @@ class _Request(_Closed):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASES)] | None = None
     deterministic: bool | None = None
+    prompt_cache_key: Annotated[str, StringConstraints(max_length=512)] | None = None
 
     def stop_sequences(self) -> tuple[str, ...]:
         if self.stop is None:

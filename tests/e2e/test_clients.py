@@ -66,7 +66,7 @@ def test_the_stock_openai_client(server: Served, policy: Policy, expected: str, 
             )
         )
         assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == expected
-        assert chunks[-1].usage == whole.usage
+        assert chunks[-1].usage.total_tokens == whole.usage.total_tokens  # what was reused differs
         assert appliance.receipt_for(chunks[0].id).claims.response.status == "complete"
         assert appliance.receipt_for(whole.id).claims.output is not None
         assert [model.id for model in client.models.list()] == [MODEL]

@@ -37,7 +37,7 @@ async def test_b089_b103_b104_b107_order_and_end(route: str, usage: bool) -> Non
         claims = rig.claims(rig.receipts[0])
         prompt, output = claims[-70011]["count"], claims[-70014][0]["count"]
         expected = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
-        assert wire.frames[-1]["usage"] == expected
+        assert expected.items() <= wire.frames[-1]["usage"].items()
     else:
         assert all("usage" not in frame for frame in wire.frames)
     assert len({(f["id"], f["created"], f["model"], f["object"]) for f in wire.frames}) == 1

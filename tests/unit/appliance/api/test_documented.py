@@ -1,0 +1,17 @@
+"""docs/api.md names every field there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from appliance.api.schema import ChatCompletionRequest, CompletionRequest, Message, StreamOptions
+
+API = (Path(__file__).parents[4] / "docs" / "api.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", [ChatCompletionRequest, CompletionRequest, Message, StreamOptions])
+def test_every_field_is_in_the_table(kind: type[ChatCompletionRequest]) -> None:
+    missing = [name for name in kind.model_fields if f"{name}`" not in API]
+    assert missing == []

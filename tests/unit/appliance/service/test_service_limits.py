@@ -1,0 +1,83 @@
+"""Limits a request or its key brings with it, and whose prompts are reused for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+
+import pytest
+
+from appliance.cache_scopes import CacheScopes
+from appliance.engine.fake import FakeScript
+from appliance.errors import Overloaded
+from appliance.receipts.issuer import ChainScope
+from tests.unit.appliance.service.rig import Rig, chat, fake, stuck
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1e3", "x", "", "1234567", "1.", "\u0661"])
+async def test_a_timeout_that_is_none_is_refused_with_a_receipt(value: str) -> None:
+    rig = Rig()
+    wire = await rig.ask(chat(), raw_headers=[(b"x-request-timeout", value.encode())])
+    assert wire.error == (400, "invalid_timeout", "x-request-timeout")
+    assert rig.claims(rig.receipts[0])[-70013]["status"] == "refused"
+
+
+async def test_a_timeout_given_twice_is_refused() -> None:
+    rig = Rig()
+    wire = await rig.ask(chat(), raw_headers=[(b"x-request-timeout", b"5")] * 2)
+    assert wire.error == (400, "invalid_timeout", "x-request-timeout")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_timeout_of_the_request_ends_its_answer(stream: bool) -> None:
+    engine, _gate = stuck()
+    rig = Rig(engine)
+    wire = await rig.ask(chat(stream=stream), headers={"x-request-timeout": "0.05"})
+    rig.only(wire, "deadline")
+
+
+async def test_a_key_holds_no_more_places_than_it_may() -> None:
+    engine, gate = stuck()
+    rig = Rig(engine)
+    rig.service._limits = replace(rig.service._limits, max_active_per_key=1)
+    first, other = ChainScope("first"), ChainScope("other")
+    running = rig.post(chat(), scope=first)
+    while not rig.service.active:
+        await asyncio.sleep(0)
+    with pytest.raises(Overloaded) as caught:
+        await rig.ask(chat(), scope=first)
+    assert caught.value.code == "key_busy"
+    second = rig.post(chat(), scope=other)
+    gate.set()
+    assert [(await wire.done()).status for wire in (running, second)] == [200, 200]
+    assert (await rig.ask(chat(), scope=first)).status == 200
+    rig.at_rest()
+
+
+async def test_usage_tells_what_was_reused() -> None:
+    rig = Rig(fake(FakeScript()))
+    usage = (await rig.ask(chat(n=2))).document["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert usage["completion_tokens_details"] == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+
+
+async def test_b139_scopes_never_span_two_tenants() -> None:
+    scopes = CacheScopes(os.urandom)
+    key, same, other = ChainScope("a"), ChainScope("a"), ChainScope("b")
+    connection, another = ChainScope(None), ChainScope(None)
+    assert scopes.scope(key, "") == scopes.scope(same, "")
+    assert scopes.scope(connection, "x") == scopes.scope(connection, "x")
+    made = {scopes.scope(identity, cache) for identity in (key, other, connection, another) for cache in ("", "x", "y")}
+    assert len(made) == 12
+    assert CacheScopes(os.urandom).scope(key, "") not in made
+
+
+async def test_the_engine_gets_the_scope_of_identity_and_cache_key() -> None:
+    engine = fake()
+    rig = Rig(engine)
+    for fields in ({}, {"prompt_cache_key": "a"}, {"prompt_cache_key": "a"}):
+        assert (await rig.ask(chat(**fields))).status == 200
+    plain, first, again = [job.cache_scope for job in engine.counters.jobs]
+    assert (len(plain), first) == (32, again)
+    assert plain != first
