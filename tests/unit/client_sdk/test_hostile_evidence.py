@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from client_sdk.errors import Rejection
+from client_sdk.foreign import ForeignPolicy
+from tests.simulators.hostile import GENUINE, POLICY, outcome, read
 
 ROOT = Path(__file__).parents[3]
 LIMIT_MS, LIMIT_MIB = 50.0, 64.0
-UNDECIDED = {"ENDORSEMENTS_MISSING", "UNSUPPORTED_VERSION"}
+NAMED = {code.value for code in Rejection} | {"ENDORSEMENTS_MISSING", "UNSUPPORTED_VERSION"}
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +33,7 @@ def report() -> dict[str, Any]:
 
 def test_none_is_evidence_and_every_no_has_a_name(report: dict[str, Any]) -> None:
     said = {(family, name): code for family, role, name, _, code in report["rows"] if role == "evidence"}
-    named = {code.value for code in Rejection} | UNDECIDED
-    assert {key: code for key, code in said.items() if code not in named} == {}
+    assert {key: code for key, code in said.items() if code not in NAMED} == {}
 
 
 def test_beside_genuine_evidence_none_changes_the_verdict_but_into_a_named_no(report: dict[str, Any]) -> None:
@@ -40,11 +41,10 @@ def test_beside_genuine_evidence_none_changes_the_verdict_but_into_a_named_no(re
     assert {family for family, code in alone.items() if code != "accept"} == {"certificate"}, (
         "that one is in debug mode"
     )
-    named = {code.value for code in Rejection} | UNDECIDED
     for family, role, name, _, code in report["rows"]:
         if role == "endorsement":
-            assert code == alone[family] or code in named, (family, name, code)
-    assert {code for family, role, _, _, code in report["rows"] if family == "certificate"} <= named
+            assert code == alone[family] or code in NAMED, (family, name, code)
+    assert {code for family, role, _, _, code in report["rows"] if family == "certificate"} <= NAMED
 
 
 def test_each_is_judged_within_the_time(report: dict[str, Any]) -> None:
@@ -53,3 +53,23 @@ def test_each_is_judged_within_the_time(report: dict[str, Any]) -> None:
 
 def test_all_together_take_no_more_than_the_memory(report: dict[str, Any]) -> None:
     assert report["grown_mib"] < LIMIT_MIB
+
+
+@pytest.mark.parametrize("family", [family for family in GENUINE if family != "certificate"])
+def test_no_beginning_of_genuine_evidence_is_evidence(family: str) -> None:
+    evidence, *beside = read(*GENUINE[family])
+    policy = ForeignPolicy.parse(POLICY, report_only=True)
+    assert outcome(family, evidence, beside, policy) == "accept"
+    whole = len(evidence.rstrip(b"\x00")) if family in ("tdx", "sgx") else len(evidence)  # padding is no part of quotes
+    for length in range(whole):
+        assert outcome(family, evidence[:length], beside, policy) in NAMED
+
+
+@pytest.mark.parametrize("family", [family for family, names in GENUINE.items() if len(names) > 1])
+def test_no_beginning_of_an_endorsement_changes_the_verdict_but_into_a_named_no(family: str) -> None:
+    evidence, *beside = read(*GENUINE[family])
+    policy = ForeignPolicy.parse(POLICY, report_only=True)
+    for number, whole in enumerate(beside):
+        for length in range(1, len(whole), 1 + len(whole) // 800):
+            cut = [*beside[:number], whole[:length], *beside[number + 1 :]]
+            assert outcome(family, evidence, cut, policy) in {*NAMED, "accept"}
