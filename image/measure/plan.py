@@ -23,8 +23,9 @@ guest_features = 1                  # SEV_FEATURES of the VMSA
 vmm = "qemu"                        # or ec2, gce
 
 [tdx]
-mrtd = "<96 hex>"
-rtmr0 = "<96 hex>"
+firmware = "OVMF.fd"                # computes MRTD; or mrtd = "<96 hex>"
+two_pass = false                    # with firmware: the order of the host that launches it, see tdvf.py
+event_log = "ccel"                  # RTMR0 from a launch that you made; or rtmr0 = "<96 hex>"
 boot_disk = "esp.img"               # optional: its partition table is measured
 
 [nitro]
@@ -75,11 +76,12 @@ class SnpPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TdxPlan:
-    """48-byte registers; `boot_disk` None: a disk without a partition table."""
+    """Registers as 48 bytes, or what they come from; `boot_disk` None: a disk without a partition table."""
 
-    mrtd: bytes
-    rtmr0: bytes
+    mrtd: bytes | Path
+    rtmr0: bytes | Path
     boot_disk: Path | None
+    two_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +186,22 @@ def _machines(table: dict[str, object]) -> tuple[Machine, ...]:
 def _tdx(table: dict[str, object] | None, folder: Path) -> TdxPlan | None:
     if table is None:
         return None
-    mrtd, rtmr0 = (pins.parse_hex(table.pop(key, None), 48, f"tdx.{key}") for key in ("mrtd", "rtmr0"))
+    mrtd = _register(table, "mrtd", "firmware", folder)
+    if "two_pass" in table and isinstance(mrtd, bytes):
+        raise MeasureError("tdx.two_pass: only a computed MRTD has an order")
     return TdxPlan(
-        mrtd=mrtd, rtmr0=rtmr0, boot_disk=_path(table, "boot_disk", folder) if "boot_disk" in table else None
+        mrtd=mrtd,
+        rtmr0=_register(table, "rtmr0", "event_log", folder),
+        boot_disk=_path(table, "boot_disk", folder) if "boot_disk" in table else None,
+        two_pass=pins.take_flag(table, "two_pass", "tdx"),
     )
+
+
+def _register(table: dict[str, object], key: str, source: str, folder: Path) -> bytes | Path:
+    """A register, or the file that it comes from: exactly one of them, or nobody could say which one counts."""
+    if (key in table) == (source in table):
+        raise MeasureError(f"tdx: exactly one of {key} and {source} is needed")
+    return _path(table, source, folder) if source in table else pins.parse_hex(table.pop(key), 48, f"tdx.{key}")
 
 
 def _nitro(table: dict[str, object] | None, folder: Path) -> NitroPlan | None:

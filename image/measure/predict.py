@@ -11,11 +11,12 @@ from client_sdk.errors import PolicyFileError
 from client_sdk.policy import policy_from_reference
 from client_sdk.reference_values import ReferenceValues
 from client_sdk.tee import pins
-from image.measure import coverage, cpio, eif, eventlog, snp, tdx, tpm, uki
+from image.measure import coverage, cpio, eif, eventlog, snp, tdvf, tdx, tpm, uki
 from image.measure.errors import MeasureError
 from image.measure.plan import NitroPlan, Plan, SnpPlan, TdxPlan, Tpm2Plan
 
-PREDICTED, GIVEN, REQUIRED = "predicted from the image", "taken from the firmware you gave", "required"
+PREDICTED, GIVEN, REQUIRED = "predicted from the image", "as given in the plan", "required"
+LOGGED, COMPUTED = "replayed from the event log given", "computed from the firmware given"
 
 _DISKS = "command line, and through its hash roots every byte of the root disk"
 _NO_WEIGHTS = f"NOT the weights: the command line has no {coverage.MODEL_HASH}"
@@ -122,7 +123,7 @@ def _tpm2(plan: Tpm2Plan, image: uki.Uki, inputs: _Inputs) -> Family:
         12: "no other command line, add-on or credential",
         13: "no system extension",
     }
-    origin = dict.fromkeys(tpm.FIRMWARE, GIVEN) | dict.fromkeys(tpm.PREDICTED, PREDICTED)
+    origin = dict.fromkeys(tpm.FIRMWARE, LOGGED) | dict.fromkeys(tpm.PREDICTED, PREDICTED)
     origin |= dict.fromkeys(tpm.ZERO, f"{REQUIRED}: zero")
     table: dict[str, object] = {"pcr_sets": [{str(n): registers[n].hex() for n in sorted(registers)}]}
     table |= {
@@ -182,11 +183,18 @@ def _snp(plan: SnpPlan, inputs: _Inputs) -> Family:
 def _tdx(plan: TdxPlan, image: uki.Uki, inputs: _Inputs) -> Family:
     roots = coverage.roots_of(image.cmdline)
     gpt = None if plan.boot_disk is None else tdx.gpt_content(inputs.take("tdx.boot_disk", plan.boot_disk))
-    launch = tdx.predict(image, mrtd=plan.mrtd, rtmr0=plan.rtmr0, gpt=gpt)
+    mrtd, mrtd_origin = plan.mrtd, GIVEN
+    if isinstance(mrtd, Path):
+        mrtd, mrtd_origin = tdvf.mrtd(inputs.take("tdx.firmware", mrtd), two_pass=plan.two_pass), COMPUTED
+    rtmr0, rtmr0_origin = plan.rtmr0, GIVEN
+    if isinstance(rtmr0, Path):
+        rtmr0 = tdx.rtmr0_of(eventlog.parse(inputs.take("tdx.event_log", rtmr0), tdx.ALGORITHM))
+        rtmr0_origin = LOGGED
+    launch = tdx.predict(image, mrtd=mrtd, rtmr0=rtmr0, gpt=gpt)
     table = "no partition table" if gpt is None else "the boot disk's partition table"
     named = (
-        ("mrtd", launch.mrtd, GIVEN, "firmware code"),
-        ("rtmr0", launch.rtmr0, GIVEN, "the machine's tables, secure-boot state, boot variables"),
+        ("mrtd", launch.mrtd, mrtd_origin, "firmware code"),
+        ("rtmr0", launch.rtmr0, rtmr0_origin, "the machine's tables, secure-boot state, boot variables"),
         ("rtmr1", launch.rtmr1, PREDICTED, f"unified kernel image and the kernel in it; {table}"),
         ("rtmr2", launch.rtmr2, PREDICTED, f"sections of the image, initrd, {_weights(roots)}; nothing added to it"),
     )

@@ -2,8 +2,8 @@
 
 UEFI 2.10, section 38.4.1: PCR 2 to 6 go to RTMR1, 8 to 15 to RTMR2, in SHA-384. TDVF (edk2,
 OvmfPkg/Tcg/TdTcg2Dxe) writes one separator into RTMR1 for all its registers, and two events of leaving boot services.
-The stub ignores the host's SMBIOS command line in a trust domain. MRTD and RTMR0 are the firmware's and its
-virtual machine's (memory map, ACPI tables, boot variables): they are taken as given.
+The stub ignores the host's SMBIOS command line in a trust domain. RTMR0 is the firmware's and its virtual machine's
+(memory map, ACPI tables, boot variables): it is given, or taken from the log of a launch. MRTD: see `tdvf`.
 
 Not booted: nothing here ran on TDX hardware. Tests hold the order and the digests of the firmware's own events against
 a real log of a trust domain.
@@ -21,6 +21,7 @@ from image.measure.uki import Event, Uki
 
 ALGORITHM = "sha384"
 MR_BYTES = 48
+_MR_RTMR0 = 1
 _BLOCK = 512
 _GPT_HEADER_BYTES = 92
 _MAX_ENTRIES, _MAX_ENTRY_BYTES = 1024, 4096
@@ -64,6 +65,20 @@ def predict(image: Uki, *, mrtd: bytes, rtmr0: bytes, gpt: bytes | None) -> Laun
         for registers in (_RTMR1, _RTMR2)
     )
     return Launch(mrtd=mrtd, rtmr0=rtmr0, rtmr1=rtmr1, rtmr2=rtmr2, events=events)
+
+
+def rtmr0_of(log: eventlog.Log) -> bytes:
+    """RTMR0 from the log of a launch under the firmware to be trusted, on the same kind of machine.
+
+    A log of a trust domain numbers its registers from 1 for RTMR0. Raises MeasureError on a log without exactly one
+    separator there: it is of no whole boot.
+    """
+    if log.algorithm != ALGORITHM:
+        raise MeasureError(f"the registers of a trust domain are taken from the {ALGORITHM} bank")
+    separators = [one for one in log.events if one.register == _MR_RTMR0 and one.kind == eventlog.EV_SEPARATOR]
+    if len(separators) != 1:
+        raise MeasureError(f"RTMR0 has {len(separators)} separators: no log of one whole boot")
+    return log.replay()[_MR_RTMR0]
 
 
 def gpt_content(disk: bytes) -> bytes | None:

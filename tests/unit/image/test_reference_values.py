@@ -12,13 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from client_sdk.checks import CheckLog
 from client_sdk.cli import run as client
+from client_sdk.errors import PolicyError
 from client_sdk.policy import policy_from_reference
 from client_sdk.reference_values import ReferenceValues
-from image.measure import eif, outside, tpm, uki
+from client_sdk.tee.evidence import Endorsements
+from client_sdk.tee.tpm2.policy import Tpm2Policy
+from client_sdk.tee.tpm2.verify import parse_evidence
+from image.measure import eif, eventlog, outside, tdvf, tdx, tpm, uki
 from image.measure.__main__ import main
+from tests.simulators import software_tpm
 from tests.unit.image import builders
 from tests.unit.image.test_eif_snp import EIF
+from tests.unit.image.test_registers import REAL_LOG
 
 ROOT = Path(__file__).parents[3]
 WEIGHTS = b"weights" * 99
@@ -108,6 +115,26 @@ def test_a_client_makes_a_policy_of_the_result(tmp_path: Path, capsys: pytest.Ca
         assert sentence in printed
 
 
+def test_registers_of_a_trust_domain_come_from_its_firmware_and_a_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = PLAN.replace(f'mrtd = "{"d4" * 48}"', 'firmware = "tdvf.fd"').replace(
+        f'rtmr0 = "{"e5" * 48}"', 'event_log = "ccel"'
+    )
+    path = write_inputs(tmp_path, plan=plan)
+    (tmp_path / "tdvf.fd").write_bytes(builders.make_tdvf())
+    (tmp_path / "ccel").write_bytes(REAL_LOG.read_bytes())
+    text, printed = run(path, capsys)
+    table = ReferenceValues.parse(text).families["tdx"]
+    assert isinstance(table, dict)
+    (launch,) = table["measurements"]
+    assert launch["mrtd"] == tdvf.mrtd(builders.make_tdvf()).hex()
+    assert launch["rtmr0"] == tdx.rtmr0_of(eventlog.parse(REAL_LOG.read_bytes(), "sha384")).hex()
+    assert "computed from the firmware given" in printed
+    path.write_text(plan.replace("[tdx]\n", "[tdx]\ntwo_pass = true\n"))
+    assert launch["mrtd"] not in run(path, capsys)[0]
+
+
 def test_the_client_s_own_command_reads_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = write_inputs(tmp_path)
     run(plan, capsys)
@@ -182,12 +209,25 @@ def test_b179_a_command_line_added_from_outside_meets_a_register_required_zero(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The SMBIOS command line leaves 4 and 11 alone: the policy must hold 12 at zero by itself."""
-    text, _ = run(write_inputs(tmp_path), capsys)
-    policy = policy_from_reference(ReferenceValues.parse(text), unsafe_accept_insecure=False)
-    table = policy.families["tpm2"].to_table()
-    assert table["allow_zero_pcrs"] is True
-    assert table["allow_partial_boot"] is False
-    assert all(one["12"] == one["13"] == "00" * 32 for one in table["pcr_sets"])  # type: ignore[attr-defined]
+    ours = f'ak_pins = ["{hashlib.sha256(software_tpm.public(software_tpm.Quote())).hexdigest()}"]'
+    plan = PLAN.replace(f'ak_roots = ["{AK_ROOT}"]', ours)
+    text, _ = run(write_inputs(tmp_path, plan=plan), capsys)
+    policy = policy_from_reference(ReferenceValues.parse(text), unsafe_accept_insecure=False).families["tpm2"]
+    (registers,) = policy.to_table()["pcr_sets"]  # type: ignore[misc]
+    honest = {int(register): bytes.fromhex(value) for register, value in registers.items()}
+
+    def appraise(pcrs: dict[int, bytes]) -> None:
+        evidence = parse_evidence(software_tpm.item(software_tpm.Quote(pcrs=pcrs)))
+        authentic = evidence.authenticate(CheckLog(), Endorsements(), now=software_tpm.NOW)
+        assert isinstance(policy, Tpm2Policy)
+        authentic.appraise(CheckLog(), policy, now=software_tpm.NOW)
+
+    appraise(honest)
+    for register in (12, 13):
+        with pytest.raises(PolicyError):
+            appraise(honest | {register: hashlib.sha256(bytes(32) + b"init=/bin/sh").digest()})
+    with pytest.raises(PolicyError):
+        appraise({register: value for register, value in honest.items() if register != 12})
 
 
 def test_an_image_without_the_model_s_root_is_said_not_to_cover_the_weights(
@@ -216,6 +256,8 @@ def test_an_image_without_the_model_s_root_is_said_not_to_cover_the_weights(
         (('event_log = "log"', 'event_log = "missing"'), "tpm2.event_log: No such file"),
         (('event_log = "log"', 'event_log = "initrd"'), "event log"),
         (('file = "uki.efi"', 'file = "vmlinuz"'), "no section .linux"),
+        (('rtmr0 = "', 'event_log = "x"\nrtmr0 = "'), "exactly one of rtmr0 and event_log"),
+        (("[tdx]\n", "[tdx]\ntwo_pass = true\n"), "only a computed MRTD"),
         (('[uki]\nfile = "uki.efi"\n', ""), "need [uki]"),
         ((hashlib.sha256(WEIGHTS).hexdigest(), "f6" * 32), "no ramdisk has a file with SHA-256 " + "f6" * 32),
         ((PLAN[PLAN.index("[tpm2]") :], ""), "no family"),
