@@ -61,6 +61,12 @@ class Element:
 
 def read(data: bytes, offset: int = 0) -> tuple[Element, int]:
     """The element at `offset` and where it ends. Raises WireError."""
+    tag, at, end = span(data, offset)
+    return Element(tag=tag, content=data[at:end], encoded=data[offset:end]), end
+
+
+def span(data: bytes, offset: int) -> tuple[int, int, int]:
+    """Tag, where the content begins and where it ends, of the element at `offset`. Raises WireError."""
     if offset + 2 > len(data):
         raise WireError(CODE, f"truncated at offset {offset}")
     tag, length, at = data[offset], data[offset + 1], offset + 2
@@ -76,7 +82,7 @@ def read(data: bytes, offset: int = 0) -> tuple[Element, int]:
     end = at + length
     if end > len(data):
         raise WireError(CODE, f"declared length exceeds the data at offset {offset}")
-    return Element(tag=tag, content=data[at:end], encoded=data[offset:end]), end
+    return tag, at, end
 
 
 def read_one(data: bytes) -> Element:

@@ -13,6 +13,8 @@ from client_sdk.wire.errors import WireError
 _CODE = "MALFORMED_ENDORSEMENT"
 _CCEL_SPEC_ID = b"Spec ID Event03\x00"
 _LIMIT_BYTES = 1 << 20
+_MAX_STAPLED_CERTIFICATES = 64
+_MAX_STAPLED_REVOKED = 8192
 
 
 def recognise(data: bytes) -> Endorsements:
@@ -59,13 +61,18 @@ def merge(parts: Iterable[Endorsements]) -> Endorsements:
 def stapled(items: Iterable[EvidenceItem], event_logs: Iterable[EvidenceItem], own: Endorsements) -> Endorsements:
     """The caller's `own` endorsements, then those an appliance stapled to its bundle. Raises WireError.
 
-    A stapled JWKS is refused: whose keys sign tokens is the caller's to say.
+    A stapled JWKS is refused: whose keys sign tokens is the caller's to say. So is more than evidence could need: a
+    megabyte of tiny certificates takes a fifth of a second to parse.
     """
-    found = [own]
+    found, certificates, revoked = [own], 0, 0
     for item in items:
         part = recognise(item.content)
         if part.jwks is not None:
             raise WireError(_CODE, "an appliance cannot say whose keys sign tokens about it")
+        certificates += len(part.certificates)
+        revoked += sum(len(crl.revoked) for crl in part.crls)
+        if certificates > _MAX_STAPLED_CERTIFICATES or revoked > _MAX_STAPLED_REVOKED:
+            raise WireError(_CODE, "more certificates or revoked ones than evidence could need")
         found.append(part)
     logs = tuple(EventLog(kind=item.kind, content=item.content) for item in event_logs)
     return merge([*found, Endorsements(event_logs=logs)])

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from client_sdk.errors import SdkError
 from client_sdk.foreign import FAMILY_CHOICES, ForeignFiles, ForeignPolicy, judge
 from client_sdk.foreign_files import FAMILY_NAMES, read_evidence
+from client_sdk.tee import der
 from client_sdk.tee.azure import abi as azure
 from client_sdk.tee.endorsements import merge, recognise, stapled
 from client_sdk.tee.evidence import Endorsements, ForeignBinding
 from client_sdk.tee.tpm2 import abi as tpm2
 from client_sdk.wire.attestation import EvidenceItem
 from client_sdk.wire.errors import WireError
+from tests.unit.client_sdk.tee.test_der import tlv
 
 V = Path(__file__).parents[2] / "vectors" / "tee"
 QUOTE, SIGNATURE, KEY, PEM = (
@@ -115,6 +117,21 @@ def test_the_callers_own_come_first_and_an_appliance_names_no_keys() -> None:
     assert merge([own, Endorsements(jwks=b"other")]).jwks == b"own"
     with pytest.raises(WireError, match="whose keys"):
         stapled([EvidenceItem(kind="jwks", content=b'{"keys": []}')], [], Endorsements())
+
+
+def test_an_appliance_staples_no_more_than_evidence_could_need() -> None:
+    chain = EvidenceItem(kind="chain", content=(V / "snp/chain_milan_ask_ark_asvk.pem").read_bytes())
+    assert len(stapled([chain] * 21, [], Endorsements()).certificates) == 63
+    with pytest.raises(WireError, match="could need"):
+        stapled([chain] * 22, [], Endorsements())
+    signed, *rest = der.read_one((V / "snp/crl_milan.der").read_bytes()).children()
+    entries = tlv(0x30, b"".join(tlv(0x30, tlv(2, number.to_bytes(3, "big"))) for number in range(5000)))
+    fields = b"".join(field.encoded for field in signed.children()[:5])
+    longer = tlv(0x30, tlv(0x30, fields + entries) + b"".join(part.encoded for part in rest))
+    crl = EvidenceItem(kind="crl", content=longer)
+    assert len(stapled([crl], [], Endorsements()).crls[0].revoked) == 5000
+    with pytest.raises(WireError, match="could need"):
+        stapled([crl] * 2, [], Endorsements())
 
 
 POLICY = ForeignPolicy.parse(
