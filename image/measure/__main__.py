@@ -61,7 +61,8 @@ def _eif(options: argparse.Namespace) -> int:
         ramdisks=tuple(path.read_bytes() for path in options.ramdisk),
         metadata=eif.make_metadata(options.name, options.version, options.kernel_version, options.built),
     )
-    options.out.write_bytes(eif.write(image))
+    with options.out.open("wb") as file:
+        eif.write_to(image, file)
     for number, value in enumerate(image.pcrs()):
         print(f"PCR{number} {value.hex()}")
     return 0

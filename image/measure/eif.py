@@ -11,11 +11,13 @@ Own code, tested by format vectors. Not compared with the vendor's tool, not boo
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import struct
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from image.measure.errors import MeasureError
 
@@ -33,7 +35,10 @@ _DEFAULT_MEMORY_BYTES, _DEFAULT_VCPUS = 1 << 30, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eif:
-    """`ramdisks`: the first boots, the others hold the application. `cmdline` without a NUL. `metadata` is JSON."""
+    """`ramdisks`: the first boots, the others hold the application. `cmdline` without a NUL, `metadata` JSON.
+
+    Raises MeasureError where it could not boot.
+    """
 
     kernel: bytes
     cmdline: str
@@ -41,6 +46,14 @@ class Eif:
     metadata: bytes
     default_memory_bytes: int = _DEFAULT_MEMORY_BYTES
     default_vcpus: int = _DEFAULT_VCPUS
+
+    def __post_init__(self) -> None:
+        if not self.kernel or not self.ramdisks or not all(self.ramdisks):
+            raise MeasureError("enclave image file: a kernel and at least one ramdisk are needed")
+        if len(self.ramdisks) > MAX_SECTIONS - 3:
+            raise MeasureError("enclave image file: too many ramdisks")
+        if not self.cmdline or not self.cmdline.isascii() or not self.cmdline.isprintable():
+            raise MeasureError("enclave image file: the command line is printable ASCII")
 
     def pcrs(self) -> tuple[bytes, bytes, bytes]:
         """PCR0, PCR1, PCR2, 48 bytes each."""
@@ -68,8 +81,14 @@ def make_metadata(name: str, version: str, kernel_version: str, built: str) -> b
 
 
 def write(eif: Eif) -> bytes:
-    """The file, for x86-64 and unsigned. Raises MeasureError."""
-    _check(eif)
+    """The file, for x86-64 and unsigned."""
+    out = io.BytesIO()
+    write_to(eif, out)
+    return out.getvalue()
+
+
+def write_to(eif: Eif, file: BinaryIO) -> None:
+    """Write the file without another copy of the ramdisks in memory."""
     sections = [(KERNEL, eif.kernel), (CMDLINE, eif.cmdline.encode("ascii")), (METADATA, eif.metadata)]
     sections += [(RAMDISK, ramdisk) for ramdisk in eif.ramdisks]
     offsets, sizes, at = [0] * MAX_SECTIONS, [0] * MAX_SECTIONS, HEADER_BYTES
@@ -79,8 +98,11 @@ def write(eif: Eif) -> bytes:
     head = _HEAD.pack(
         MAGIC, VERSION, 0, eif.default_memory_bytes, eif.default_vcpus, 0, len(sections), *offsets, *sizes, 0
     )
-    body = b"".join(_SECTION.pack(kind, 0, len(data)) + data for kind, data in sections)
-    return head + zlib.crc32(body, zlib.crc32(head)).to_bytes(4, "big") + body
+    body = [part for kind, data in sections for part in (_SECTION.pack(kind, 0, len(data)), data)]
+    check_sum = zlib.crc32(head)
+    for part in body:
+        check_sum = zlib.crc32(part, check_sum)
+    file.writelines((head, check_sum.to_bytes(4, "big"), *body))
 
 
 def read(data: bytes) -> Eif:
@@ -100,9 +122,7 @@ def read(data: bytes) -> Eif:
     if not 0 < count <= MAX_SECTIONS or any(offsets[count:]) or any(sizes[count:]):
         raise MeasureError("enclave image file: an impossible number of sections")
     sections = _sections(data, offsets[:count], sizes[:count])
-    eif = _assemble(sections, memory, vcpus)
-    _check(eif)
-    return eif
+    return _assemble(sections, memory, vcpus)
 
 
 def _sections(data: bytes, offsets: list[int], sizes: list[int]) -> list[tuple[int, bytes]]:
@@ -139,15 +159,6 @@ def _assemble(sections: list[tuple[int, bytes]], memory: int, vcpus: int) -> Eif
         default_memory_bytes=memory,
         default_vcpus=vcpus,
     )
-
-
-def _check(eif: Eif) -> None:
-    if not eif.kernel or not eif.ramdisks or not all(eif.ramdisks):
-        raise MeasureError("enclave image file: a kernel and at least one ramdisk are needed")
-    if len(eif.ramdisks) > MAX_SECTIONS - 3:
-        raise MeasureError("enclave image file: too many ramdisks")
-    if not eif.cmdline or not eif.cmdline.isascii() or not eif.cmdline.isprintable():
-        raise MeasureError("enclave image file: the command line is printable ASCII")
 
 
 def _register(parts: Iterable[bytes]) -> bytes:

@@ -49,12 +49,11 @@ def sections(firmware: bytes) -> tuple[Section, ...]:
     except struct.error:
         raise MeasureError("TDX firmware: truncated metadata") from None
     # Augmented memory is accepted by the guest later and is in no measurement.
-    return tuple(_section(firmware, *fields) for fields in found if not fields[5] & _AUGMENTED)
+    return tuple(_section(firmware, record) for record in found if not record[5] & _AUGMENTED)
 
 
-def _section(
-    firmware: bytes, offset: int, size: int, address: int, memory: int, _kind: int, attributes: int
-) -> Section:
+def _section(firmware: bytes, record: tuple[int, ...]) -> Section:
+    offset, size, address, memory, _kind, attributes = record
     if address % _PAGE or memory % _PAGE or not 0 < memory <= _MAX_SECTION_BYTES or attributes & ~_EXTEND:
         raise MeasureError("TDX firmware: a section with an impossible place, size or attribute")
     if not attributes & _EXTEND:

@@ -49,6 +49,17 @@ def test_startup_locality_is_where_register_0_begins() -> None:
     assert tpm.firmware_values(log)[0] == found
 
 
+def test_an_action_may_be_logged_with_a_nul_that_was_not_hashed() -> None:
+    logged = (
+        4,
+        builders.ACTION,
+        b"Calling EFI Application from Boot Option\x00",
+        b"Calling EFI Application from Boot Option",
+    )
+    log = eventlog.parse(builders.make_log([logged]), "sha256")
+    assert log.events[0].digest == sha(b"Calling EFI Application from Boot Option")
+
+
 def _without(register: int, kind: int) -> list[builders.LogEntry]:
     return [one for one in builders.firmware_entries() if one[:2] != (register, kind)]
 
