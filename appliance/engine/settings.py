@@ -28,7 +28,7 @@ class RestartPolicy:
     load_timeout_s: float = 600.0
 
 
-SPECULATIONS = ("auto", "off", "prompt-lookup", "n-gram", "draft-model")
+SPECULATIONS = ("auto", "off", "prompt-lookup", "n-gram")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

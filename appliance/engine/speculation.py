@@ -45,14 +45,16 @@ class WidthController:
 
     At most two widths ever: narrow, and wide where the first round was accepted whole; the first round at the wide
     one that was not closes it for good. A window of rounds with too little yield, half of them with none at all, ends
-    proposing for good. `adaptive` false keeps to the wide one.
+    proposing for good; and so does one whose guesses cost more than they brought: `row_cost` is what one row more adds
+    to a pass, in passes of one row. `adaptive` false keeps to the wide one.
     """
 
     wide: int
     adaptive: bool = True
+    row_cost: float = 0.0
     width: int = 0
     rounds: int = 0
-    _window: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _window: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def __post_init__(self) -> None:
         if not 1 <= self.wide <= DRAFT_LIMIT:
@@ -68,16 +70,20 @@ class WidthController:
         if not self.adaptive or not self.active:
             return
         self.rounds += 1
-        self._window.append(accepted)
+        self._window.append((proposed, accepted))
         full = accepted == proposed
         if self.rounds == 1 and full:
             self.width = self.wide
         elif not full:
             self.width = min(NARROW, self.wide)
-        if len(self._window) == WINDOW:
-            misses = sum(1 for count in self._window if count == 0)
-            if sum(self._window) < MIN_YIELD * WINDOW and 2 * misses >= WINDOW:
-                self.width = 0
+        if len(self._window) == WINDOW and self._in_vain():
+            self.width = 0
+
+    def _in_vain(self) -> bool:
+        accepted = sum(count for _, count in self._window)
+        misses = sum(1 for _, count in self._window if count == 0)
+        poor = accepted < MIN_YIELD * WINDOW and 2 * misses >= WINDOW
+        return poor or accepted < self.row_cost * sum(count for count, _ in self._window)
 
 
 class PromptLookup:

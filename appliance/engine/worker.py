@@ -159,6 +159,7 @@ class Worker:
         self._batch: list[dict[str, object]] = []
         self._outbox = Outbox(channel)
         self._stats_at = 0.0
+        self._row_cost = 0.0
 
     def run(self) -> None:
         """Raises ChannelError on a supervisor that does not keep to the protocol."""
@@ -174,7 +175,7 @@ class Worker:
                 RuntimeFailure,
                 RuntimeOptions,
             )
-            from appliance.engine.llama_cpp.selftest import measure_exactness
+            from appliance.engine.llama_cpp.selftest import measure_exactness, measure_row_cost
         except (ImportError, OSError, RuntimeError) as error:
             self._channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
             return
@@ -189,6 +190,7 @@ class Worker:
             runtime = LlamaRuntime(options, progress=self._report_progress())
             threads = self._choose_threads(runtime, first)
             exactness = measure_exactness(runtime)
+            self._row_cost = measure_row_cost(runtime)
         except (RuntimeFailure, Aborted) as error:
             self._channel.send({"t": "failed", "message": str(error)})
             return
@@ -251,7 +253,7 @@ class Worker:
             limits,
             self._emit,
             cache=PrefixCache(_cache_limits(first), time.monotonic),
-            speculate=_speculate(kind, take(first, "draft_tokens", int), adaptive=take(first, "adaptive", bool)),
+            speculate=_speculate(first, kind, self._row_cost),
         )
 
     def _serve(self, scheduler: Scheduler, runtime: LlamaRuntime) -> None:
@@ -331,12 +333,15 @@ def _cache_limits(first: Mapping[str, object]) -> CacheLimits:
     )
 
 
-def _speculate(kind: str, draft_tokens: int, *, adaptive: bool) -> Callable[[], Speculation | None]:
+def _speculate(first: Mapping[str, object], kind: str, row_cost: float) -> Callable[[], Speculation | None]:
     """Makes what one job speculates with."""
     drafter = DRAFTERS.get(kind)
     if drafter is None:
         return lambda: None
-    return lambda: Speculation(drafter=drafter(), controller=WidthController(wide=draft_tokens, adaptive=adaptive))
+    wide, adaptive = take(first, "draft_tokens", int), take(first, "adaptive", bool)
+    return lambda: Speculation(
+        drafter=drafter(), controller=WidthController(wide=wide, adaptive=adaptive, row_cost=row_cost)
+    )
 
 
 def main(arguments: list[str]) -> int:

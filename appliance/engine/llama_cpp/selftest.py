@@ -7,6 +7,8 @@ the build, so the test visits both sides of those borders as far as the context 
 
 from __future__ import annotations
 
+import time
+
 from appliance.engine.batch import Exactness, Segment
 from appliance.engine.llama_cpp.runtime import LlamaRuntime
 
@@ -14,6 +16,7 @@ _SHORT, _LONG = 48, 72  # tokens of the prompt: the long one where batches may p
 _CROWDED_CELLS = 640
 _STEPS = 4
 _CHUNK = 7
+ROWS = 5
 
 
 def measure_exactness(runtime: LlamaRuntime) -> Exactness:
@@ -24,6 +27,20 @@ def measure_exactness(runtime: LlamaRuntime) -> Exactness:
     finally:
         for sequence in range(runtime.options.n_sequences):
             runtime.forget(sequence)
+
+
+def measure_row_cost(runtime: LlamaRuntime) -> float:
+    """What one row more adds to an evaluation, in evaluations of one row; leaves the context empty."""
+    one, many = 1, min(ROWS, runtime.options.n_batch)
+    if many == one:
+        return 1.0
+    best = {one: float("inf"), many: float("inf")}
+    for rows in (one, many) * 6:  # in turns, so that what disturbs the one disturbs the other
+        start = time.perf_counter()
+        runtime.decode([Segment(sequence=0, position=0, tokens=[1] * rows, outputs=rows)])
+        best[rows] = min(best[rows], time.perf_counter() - start)
+        runtime.forget(0)
+    return max(0.0, (best[many] / best[one] - 1) / (many - 1))
 
 
 class _SelfTest:

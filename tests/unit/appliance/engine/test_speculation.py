@@ -162,6 +162,14 @@ def test_h14_h16_h33_few_widths_within_bounds_and_no_way_back(script: list[int],
         assert not any(seen[seen.index(0) :])
 
 
+def test_h40_guesses_that_cost_more_than_they_bring_end() -> None:
+    for row_cost, goes_on in ((0.3, True), (0.6, False)):
+        controller = WidthController(wide=8, row_cost=row_cost)
+        for accepted in [2, 1, 1] * 5:  # 1.33 of 3 a round
+            controller.record(NARROW, accepted)
+        assert controller.active is goes_on
+
+
 @pytest.mark.parametrize("wide", [0, 65])
 def test_h33_the_bounds_of_the_width(wide: int) -> None:
     with pytest.raises(ValueError, match="outside"):
