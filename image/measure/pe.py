@@ -72,7 +72,10 @@ def _parse(data: bytes) -> Image:
     table = optional + optional_size
     if not table + count * _SECTION_BYTES <= headers_size <= len(data):
         raise ValueError("headers do not fit the size they claim")
-    security_at, certificates = _security(data, optional)
+    (directories,) = struct.unpack_from("<I", data, optional + _DIRECTORY_COUNT_AT)
+    if optional_size < _DIRECTORIES_AT + 8 * directories:
+        raise ValueError("an optional header that does not hold its directories")
+    security_at, certificates = _security(data, optional, directories)
     return Image(
         data=data,
         sections=tuple(_section(data, table + n * _SECTION_BYTES) for n in range(count)),
@@ -83,8 +86,7 @@ def _parse(data: bytes) -> Image:
     )
 
 
-def _security(data: bytes, optional: int) -> tuple[int | None, int]:
-    (directories,) = struct.unpack_from("<I", data, optional + _DIRECTORY_COUNT_AT)
+def _security(data: bytes, optional: int, directories: int) -> tuple[int | None, int]:
     if directories <= _SECURITY_DIRECTORY:
         return None, 0
     at = optional + _DIRECTORIES_AT + 8 * _SECURITY_DIRECTORY

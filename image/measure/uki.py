@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from image.measure import pe
@@ -55,7 +55,7 @@ class Uki:
     kernel: pe.Image
     sections: Mapping[str, bytes]
     cmdline: str
-    stub_version: int = field(default=0)
+    stub_version: int
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sections", MappingProxyType(dict(self.sections)))
