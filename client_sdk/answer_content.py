@@ -160,6 +160,8 @@ class _Collected:
             name, arguments = (reader.text_or_none(function, key) for key in ("name", "arguments"))
             calls = self.calls.setdefault(index, [])
             number = place if whole else call.get("index")
+            if type(number) is not int:
+                reader.fail("a tool call has no usable index")
             if name is not None and number == len(calls) < MAX_CALLS:
                 calls.append((name, []))
             elif name is not None or not calls or number != len(calls) - 1:

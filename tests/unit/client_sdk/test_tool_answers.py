@@ -1,0 +1,81 @@
+"""Calls of tools in answers: read in order or not at all, and put back into the text that the receipt commits to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from client_sdk.answer_checks import _spellings
+from client_sdk.answer_content import ROUTE_CHAT, DeltaCollector, read_whole
+from client_sdk.errors import MalformedError
+from client_sdk.wire import tools as wire
+
+
+def frame(*calls: Any, content: str | None = None, finish: str | None = None) -> bytes:
+    delta = {"content": content, "tool_calls": list(calls)} if calls else {"content": content}
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return json.dumps({"id": "x", "model": "m", "choices": [choice]}).encode()
+
+
+def part(index: int, arguments: str, name: str | None = None) -> dict[str, Any]:
+    return {"index": index, "function": {"arguments": arguments} | ({"name": name} if name else {})}
+
+
+def test_calls_of_a_stream_and_of_a_whole_answer_are_the_same() -> None:
+    collector = DeltaCollector(ROUTE_CHAT)
+    for data in (
+        frame(content="Let me see."),
+        frame(part(0, "", "f")),
+        frame(part(0, '{"a"'), part(0, ": 1}"), part(1, "", "g")),
+        frame(part(1, "{}"), finish="tool_calls"),
+    ):
+        collector.add(data)
+    streamed = collector.content()
+    assert streamed.calls == {0: (("f", '{"a": 1}'), ("g", "{}"))}
+    message = {
+        "content": "Let me see.",
+        "tool_calls": [{"function": {"name": name, "arguments": text}} for name, text in streamed.calls[0]],
+    }
+    whole = {"id": "x", "model": "m", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
+    assert read_whole(ROUTE_CHAT, json.dumps(whole).encode()) == streamed
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [part(0, "{}")],
+        [part(1, "", "f")],
+        [part(0, "", "f"), part(0, "", "f")],
+        [part(0, "", "f"), part(1, "", "g"), part(0, "{}")],
+        [part(True, "", "f")],
+        [part(False, "", "f")],
+        ["f"],
+        [{"index": 0}],
+        [{"index": 0, "function": {"name": 1}}],
+    ],
+)
+def test_calls_out_of_order_or_form_are_malformed(calls: list[Any]) -> None:
+    with pytest.raises(MalformedError):
+        DeltaCollector(ROUTE_CHAT).add(frame(*calls))
+
+
+CALLS = [("f", '{"a": 1}'), ("g", "{}")]
+
+
+def test_whole_calls_have_one_spelling() -> None:
+    assert list(_spellings("Hm. ", CALLS, ["f", "g"], whole=True)) == [wire.spelled("Hm. ", CALLS)]
+    assert list(_spellings("Hm. ", (), (), whole=False)) == ["Hm. "]
+
+
+def test_every_cut_is_among_the_spellings_of_what_it_leaves() -> None:
+    """Whatever part of the generated text the limit left, the answer made of it leads back to it."""
+    from appliance.engine.tools import ToolText
+
+    generated = wire.spelled("Hm. ", CALLS)
+    for cut in range(len(generated)):
+        parser = ToolText()
+        parser.feed(generated[:cut])
+        parser.finish()
+        assert generated[:cut] in set(_spellings(parser.text, parser.calls, ["f", "g"], whole=False)), cut
