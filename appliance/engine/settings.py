@@ -33,7 +33,7 @@ SPECULATIONS = ("auto", "off", "prompt-lookup", "n-gram")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationSettings:
-    """`kind` is one of SPECULATIONS; "auto" is prompt lookup where verification is exact, else off.
+    """`kind` is one of SPECULATIONS; "auto" is prompt lookup where verification is exact and rows are cheap, else off.
 
     `draft_tokens` bounds a proposal; `adaptive` lets each answer find its width and give up.
     """

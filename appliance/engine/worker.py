@@ -39,6 +39,7 @@ TEMPLATE_LIMIT_S = 2.0
 OUTBOX_LIMIT = 4096
 STATS_INTERVAL_S = 0.2
 SEQUENCES_AT_MOST = 256  # LLAMA_MAX_SEQ
+DEAR_ROW = 0.5  # of an evaluation: from here on guesses cost more than they bring unless nearly all are right
 LONG_STEP_ROWS = 128
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -235,7 +236,8 @@ class Worker:
         vocabulary: Vocabulary = runtime
         kind = take(first, "speculation", str)
         if kind == "auto":
-            kind = "prompt-lookup" if exactness.verify and exactness.rollback else "off"
+            pays = exactness.verify and exactness.rollback and self._row_cost < DEAR_ROW
+            kind = "prompt-lookup" if pays else "off"
         limits = Limits(
             context_length=take(first, "context_length", int),
             n_batch=runtime.options.n_batch,
