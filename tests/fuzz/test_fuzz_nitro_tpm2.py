@@ -74,13 +74,20 @@ def test_mutated_evidence_is_a_typed_error(family: str, fuzz_seconds: float) -> 
     seed, draw = (FOLDER / name).read_bytes(), random.Random(2026)
     policy = FAMILIES[family].parse_policy(dict(table), family, report_only=True)
     judge(family, seed, policy)
-    until, slowest = time.monotonic() + fuzz_seconds, 0.0
+    until, slowest, worst = time.monotonic() + fuzz_seconds, 0.0, b""
     while time.monotonic() < until:
         content = mutated(seed, draw)
         if content == seed:
             continue
-        started = time.thread_time()
-        with pytest.raises((WireError, SdkError)):
-            judge(family, content, policy)
-        slowest = max(slowest, time.thread_time() - started)
-    assert slowest < 0.05
+        took = taken(family, content, policy)
+        if took > slowest:
+            slowest, worst = took, content
+    assert min(taken(family, worst, policy) for _ in range(5)) < 0.05, "whatever else the machine did meanwhile"
+
+
+def taken(family: str, content: bytes, policy: FamilyPolicy) -> float:
+    """Seconds of this thread until the refusal."""
+    started = time.thread_time()
+    with pytest.raises((WireError, SdkError)):
+        judge(family, content, policy)
+    return time.thread_time() - started
