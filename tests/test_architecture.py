@@ -30,7 +30,7 @@ MACHINE_TEXT = {
 
 
 def modules() -> list[Path]:
-    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return sorted(path for package in (*PACKAGES, "image") for path in (ROOT / package).rglob("*.py"))
 
 
 def dotted(path: Path) -> str:
