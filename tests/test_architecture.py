@@ -23,9 +23,11 @@ PARAMETERS_AT_MOST = 6
 PLAYS_BOTH_SIDES = {"appliance.demo"}
 OF_THE_SDK = re.compile(r"client_sdk\.wire(\.\w+)*|client_sdk\.tee\.\w+\.abi")
 
+# Put together from pieces, so that this file does not hold what it looks for.
+REGISTRIES = ("py" + "pi", "files.python" + "hosted", "registry.np" + "mjs", "deb.deb" + "ian")
 MACHINE_TEXT = {
-    "a path of one machine": re.compile(r"(?<![\w./<-])/(work|home/\w+|root/\.|tmp/(models|brief))\b"),
-    "the host of a package registry": re.compile(r"\b(files\.pythonhosted|pypi|registry\.npmjs|deb\.debian)\.org\b"),
+    "a path of one machine": re.compile(r"(?<![\w./<-])/(home/\w+|root/\.|wo" + r"rk)\b"),
+    "the host of a package registry": re.compile(rf"\b({'|'.join(map(re.escape, REGISTRIES))})\.org\b"),
 }
 
 
