@@ -246,7 +246,7 @@ class Service:
             try:
                 await self._answer(answer, dialect)
             except ApplianceError as error:
-                await self._fail(answer, error)
+                await self._fail(answer, dialect, dialect.explain(error))
             except ClientGone:
                 answer.issue(answer.outcome(names.STATUS_CANCELLED, 499, b""))
 
@@ -328,13 +328,14 @@ class Service:
                 case index, Delta() as delta:
                     piece = choices[index].take(delta.text, delta.token_ids, delta.logprobs)
                     if piece is not None:
-                        await writer.frames(dialect.delta(heading, choices[index], piece))
+                        await writer.frames(*dialect.delta(heading, choices[index], piece))
                 case index, Finished() as finished:
                     held = answer.end(choices[index], finished)
                     running -= 1
-                    last = () if held is None else (dialect.delta(heading, choices[index], held),)
+                    last = () if held is None else dialect.delta(heading, choices[index], held)
+                    ending = dialect.finish(heading, choices[index])
                     closing = () if running else dialect.closing(heading, answer.usage)
-                    await writer.frames(*last, dialect.finish(heading, choices[index]), *closing)
+                    await writer.frames(*last, *ending, *closing)
         await writer.last(answer.issue(answer.outcome(names.STATUS_COMPLETE, 200, b"")), done=True)
         await exchange.send_end(close=False)
 
@@ -351,13 +352,13 @@ class Service:
         )
         return answer.writer
 
-    async def _fail(self, answer: Answer, error: ApplianceError) -> None:
+    async def _fail(self, answer: Answer, dialect: Dialect, error: ApplianceError) -> None:
         """Tell the client what went wrong, with a receipt: as a whole answer, or as the last frame of the stream."""
         if answer.writer is None:
             headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
             await self._send_whole(answer, _terminal_status(error), error.status, error.body(), headers)
             return
-        await answer.writer.frames(b"data: " + error.body() + b"\n\n")
+        await answer.writer.frames(dialect.failure(answer.heading, error))
         await answer.writer.last(answer.issue(answer.outcome(_stream_status(error), 200, b"")), done=False)
         await answer.exchange.send_end(close=True)
 

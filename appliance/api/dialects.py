@@ -10,7 +10,7 @@ from appliance.api import conversation, logprobs, structured
 from appliance.api.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse
 from appliance.engine.tools import CallDelta
 from appliance.engine.types import InfillPrompt, PromptInput, TokenPrompt
-from appliance.errors import BadRequest
+from appliance.errors import ApplianceError, BadRequest
 from appliance.exchange import Call, Choice, Heading, Piece, Usage, Wanted
 
 
@@ -37,7 +37,7 @@ def _usage(usage: Usage) -> dict[str, object]:
 
 
 class _Frames:
-    """What the streams of both routes have in common: the chunk envelope and the closing frames."""
+    """What both routes have in common: the chunk envelope, the closing frames, and errors in the names of requests."""
 
     prefix = ""
     chunk_object = ""
@@ -62,6 +62,12 @@ class _Frames:
         document = {**self._envelope(heading, self.chunk_object), "choices": [], "usage": _usage(usage)}
         return (_frame(document),)
 
+    def explain(self, error: ApplianceError) -> ApplianceError:
+        return error
+
+    def failure(self, heading: Heading, error: ApplianceError) -> bytes:
+        return b"data: " + error.body() + b"\n\n"
+
 
 class ChatDialect(_Frames):
     """/v1/chat/completions"""
@@ -70,24 +76,7 @@ class ChatDialect(_Frames):
     chunk_object = "chat.completion.chunk"
 
     def parse(self, body: bytes) -> Call:
-        request = parse(ChatCompletionRequest, body)
-        newer, older = request.max_completion_tokens, request.max_tokens
-        if older is not None and newer is not None:
-            raise _conflict(
-                "max_completion_tokens", "Only one of 'max_tokens' and 'max_completion_tokens' may be given."
-            )
-        if request.top_logprobs is not None and not request.logprobs:
-            raise _conflict("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
-        shape = structured.shape(request)
-        told = (request.tools or []) if shape.tool_choice != "none" else []
-        call = _call(
-            request,
-            prompts=(conversation.rendered(request.messages, told),),
-            max_tokens=older if newer is None else newer,
-            max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
-            top=(request.top_logprobs or 0) if request.logprobs else None,
-        )
-        return replace(call, shape=shape)
+        return chat_call(parse(ChatCompletionRequest, body))
 
     def whole(self, heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
         documents = [
@@ -106,20 +95,39 @@ class ChatDialect(_Frames):
         start = {"role": "assistant", "content": ""}
         return tuple(self._delta(heading, choice.index, start, None) for choice in choices)
 
-    def delta(self, heading: Heading, choice: Choice, piece: Piece) -> bytes:
+    def delta(self, heading: Heading, choice: Choice, piece: Piece) -> tuple[bytes, ...]:
         measured = None if choice.measured is None else logprobs.chat((piece,))
         delta: dict[str, object] = {"content": piece.text} if piece.text else {}
         if piece.calls:
             delta["tool_calls"] = [_call_delta(heading, choice.index, call) for call in piece.calls]
-        return self._delta(heading, choice.index, delta, None, measured)
+        return (self._delta(heading, choice.index, delta, None, measured),)
 
-    def finish(self, heading: Heading, choice: Choice) -> bytes:
-        return self._delta(heading, choice.index, {}, choice.output.finish)
+    def finish(self, heading: Heading, choice: Choice) -> tuple[bytes, ...]:
+        return (self._delta(heading, choice.index, {}, choice.output.finish),)
 
     def _delta(
         self, heading: Heading, index: int, delta: Mapping[str, object], finish: str | None, measured: object = None
     ) -> bytes:
         return self._chunk(heading, {"index": index, "delta": delta, "logprobs": measured, "finish_reason": finish})
+
+
+def chat_call(request: ChatCompletionRequest) -> Call:
+    """What a chat request asks for. Raises BadRequest."""
+    newer, older = request.max_completion_tokens, request.max_tokens
+    if older is not None and newer is not None:
+        raise _conflict("max_completion_tokens", "Only one of 'max_tokens' and 'max_completion_tokens' may be given.")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise _conflict("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
+    shape = structured.shape(request)
+    told = (request.tools or []) if shape.tool_choice != "none" else []
+    call = _call(
+        request,
+        prompts=(conversation.rendered(request.messages, told),),
+        max_tokens=older if newer is None else newer,
+        max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
+        top=(request.top_logprobs or 0) if request.logprobs else None,
+    )
+    return replace(call, shape=shape)
 
 
 def _message(heading: Heading, choice: Choice) -> dict[str, object]:
@@ -192,12 +200,12 @@ class CompletionDialect(_Frames):
             self._chunk(heading, self._choice(choice, choice.echoed, None, None)) for choice in choices if choice.echoed
         )
 
-    def delta(self, heading: Heading, choice: Choice, piece: Piece) -> bytes:
+    def delta(self, heading: Heading, choice: Choice, piece: Piece) -> tuple[bytes, ...]:
         measured = None if choice.measured is None else (piece,)
-        return self._chunk(heading, self._choice(choice, piece.text, measured, None))
+        return (self._chunk(heading, self._choice(choice, piece.text, measured, None)),)
 
-    def finish(self, heading: Heading, choice: Choice) -> bytes:
-        return self._chunk(heading, self._choice(choice, "", None, choice.output.finish))
+    def finish(self, heading: Heading, choice: Choice) -> tuple[bytes, ...]:
+        return (self._chunk(heading, self._choice(choice, "", None, choice.output.finish)),)
 
     @staticmethod
     def _choice(choice: Choice, text: str, measured: Sequence[Piece] | None, finish: str | None) -> dict[str, object]:

@@ -98,8 +98,8 @@ def test_frames_are_one_block_whatever_the_text(text: str, logprobs: int | None)
         choice.output.finish = "stop"
         blocks = [
             *dialect.opening(heading, [choice]),
-            dialect.delta(heading, choice, piece),
-            dialect.finish(heading, choice),
+            *dialect.delta(heading, choice, piece),
+            *dialect.finish(heading, choice),
             *dialect.closing(heading, usage),
         ]
         for block in blocks:
