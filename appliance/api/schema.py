@@ -41,16 +41,18 @@ def _refuse_true(value: bool) -> bool:
 Off = Annotated[bool, AfterValidator(_refuse_true)]
 
 
-class _Closed(BaseModel):
+class Closed(BaseModel):
+    """A part of a request: what it does not name is refused, and nothing is taken for another type."""
+
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True, allow_inf_nan=False)
 
 
-class StreamOptions(_Closed):
+class StreamOptions(Closed):
     include_usage: bool = False
     include_obfuscation: Off | None = None
 
 
-class NamedSchema(_Closed):
+class NamedSchema(Closed):
     """`strict` is neutral: the grammar holds the answer to the schema either way."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -59,7 +61,7 @@ class NamedSchema(_Closed):
     strict: bool | None = None
 
 
-class ResponseFormat(_Closed):
+class ResponseFormat(Closed):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
@@ -67,18 +69,18 @@ class ResponseFormat(_Closed):
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-class CalledFunction(_Closed):
+class CalledFunction(Closed):
     name: ToolName
     arguments: str
 
 
-class ToolCall(_Closed):
+class ToolCall(Closed):
     id: Annotated[str, StringConstraints(min_length=1, max_length=64)]
     type: Literal["function"]
     function: CalledFunction
 
 
-class Message(_Closed):
+class Message(Closed):
     """The nulls are what answers carry and requests repeat (B121)."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -91,7 +93,7 @@ class Message(_Closed):
     function_call: None = None
 
 
-class Function(_Closed):
+class Function(Closed):
     """`strict` is neutral: the grammar holds the arguments to their schema either way."""
 
     name: ToolName
@@ -100,21 +102,21 @@ class Function(_Closed):
     strict: bool | None = None
 
 
-class Tool(_Closed):
+class Tool(Closed):
     type: Literal["function"]
     function: Function
 
 
-class ChosenFunction(_Closed):
+class ChosenFunction(Closed):
     name: ToolName
 
 
-class ToolChoice(_Closed):
+class ToolChoice(Closed):
     type: Literal["function"]
     function: ChosenFunction
 
 
-class _Request(_Closed):
+class _Request(Closed):
     """Parameters that both routes share. Those of OpenAI's with a neutral default are taken with that value alone."""
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=128)]
@@ -183,6 +185,11 @@ def parse(kind: type[R], body: bytes) -> R:
         raise BadRequest(
             "invalid_json", "The body is not valid JSON (UTF-8, no NaN, no duplicate keys, no lone surrogates)."
         ) from None
+    return validated(kind, document)
+
+
+def validated(kind: type[R], document: object) -> R:
+    """A JSON value as what it has to be. Raises BadRequest naming the field, never quoting its value."""
     try:
         return kind.model_validate(document)
     except ValidationError as error:
