@@ -288,6 +288,7 @@ def _register_levels(service: Service, protocol_class: type[ChannelProtocol]) ->
     metrics, stats = service.metrics, protocol_class.stats
     metrics.level("active_requests", "Requests that hold a place", lambda: service.active)
     metrics.level("open_connections", "Open connections", lambda: stats.open)
+    metrics.level("accepted_connections", "Connections accepted", lambda: stats.accepted)
     metrics.level("refused_connections", "Connections refused", lambda: stats.refused)
     metrics.level("ready", "1 while requests are answered", lambda: float(service.ready))
     engines = [model.engine for model in service.models.values() if isinstance(model.engine, SupervisedEngine)]
