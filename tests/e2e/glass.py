@@ -2,7 +2,8 @@
 
 A man in the middle cannot change a byte between the two ends, so the tests of what the client notices need an appliance
 that itself lies: `tamper` gets every inference answer complete, just before it is sent, and returns what is sent in its
-place. `sign` uses the attested receipt key, so that a lie may be properly signed too.
+place. `sign` uses the attested receipt key, so that a lie may be properly signed too. While an answer that will be
+changed is made, the appliance's monotonic clock stands still.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,6 +68,30 @@ class Sent:
         return self.with_blocks([new if b.startswith(names.COMMENT_RECEIPT) else b for b in self.blocks])
 
 
+class StoppableClock:
+    """Monotonic seconds that stand still inside `stopped`, and are the true ones outside.
+
+    Checkpoints come after so many frames or so much time. With the time taken out they stand at the same frames of a
+    stream however slow the machine is, so that a test can name one by its number.
+    """
+
+    def __init__(self) -> None:
+        self._holders = 0
+        self._moment = 0.0
+
+    def __call__(self) -> float:
+        return self._moment if self._holders else time.monotonic()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        self._moment = self()
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
+
+
 class GlassAppliance:
     """Serves on loopback from a thread of its own. `seen` counts inference requests by path."""
 
@@ -77,6 +103,7 @@ class GlassAppliance:
         self.attestations = 0
         self.last: Sent | None = None
         self.replaced_app: Any = None
+        self._monotonic = StoppableClock()
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -117,7 +144,7 @@ class GlassAppliance:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        around = Surroundings(clock=time.time, monotonic=time.monotonic, random_bytes=os.urandom)
+        around = Surroundings(clock=time.time, monotonic=self._monotonic, random_bytes=os.urandom)
         root = default_store_root(os.environ.get("XDG_DATA_HOME"), os.environ.get("HOME"))
         host = Host(store=ModelStore(root), key_ring=None, python=sys.executable, surroundings=around)
         attester = choose_attester(self.config, around)
@@ -156,7 +183,8 @@ class GlassAppliance:
         async def keep(message: Any) -> None:
             messages.append(message)
 
-        await self.appliance.app(scope, receive, keep)
+        with self._monotonic.stopped():
+            await self.appliance.app(scope, receive, keep)
         start, *parts = messages
         headers = tuple((name.decode(), value.decode()) for name, value in start["headers"])
         streamed = (b"content-type", names.MEDIA_EVENT_STREAM.encode()) in start["headers"]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from appliance.engine.base import Engine
+from appliance.engine.types import EngineEvent, GenerationJob
+from appliance.service import ServedModel
 from client_sdk import Appliance, Policy, Rejection, VerificationError
 from client_sdk.wire import cbor, cose, names
 from client_sdk.wire.stream import comment, decode_base64url
@@ -131,6 +135,46 @@ def insert_after(kind: Callable[[bytes], bool], number: int, new: bytes) -> Call
         return blocks
 
     return change
+
+
+class Unhurried:
+    """The real engine, its events handed on at a pace that lets checkpoints fall due by time between any two."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[EngineEvent, None]:
+        async for event in self._engine.generate(job):
+            await asyncio.sleep(names.CHECKPOINT_MAX_DELAY_S / (names.CHECKPOINT_MAX_FRAMES - 4))
+            yield event
+
+
+def checkpoints(sent: Sent) -> list[int]:
+    """How many frames stand before each checkpoint."""
+    kinds = [(is_frame(block), is_checkpoint(block)) for block in sent.blocks]
+    return [sum(frame for frame, _ in kinds[:index]) for index, (_, checkpoint) in enumerate(kinds) if checkpoint]
+
+
+def test_checkpoints_stand_at_the_same_frames_at_any_speed(honest: GlassAppliance, policy: Policy) -> None:
+    """What follows names checkpoints by their number: only counted frames may bring one, never a slow machine."""
+    models = cast("dict[str, ServedModel]", honest.appliance.service.models)
+    served, seen = models[MODEL], []
+    honest.tamper = lambda sent: sent
+    for engine in (served.engine, cast(Engine, Unhurried(served.engine))):
+        models[MODEL] = replace(served, engine=engine)
+        try:
+            with Appliance(honest.url, policy=policy) as appliance:
+                list(appliance.stream(PROMPT, **ASK))
+        finally:
+            models[MODEL] = served
+        assert honest.last is not None
+        seen.append(checkpoints(honest.last))
+    assert seen[0] == [1 + number * names.CHECKPOINT_MAX_FRAMES for number in range(len(seen[0]))]
+    assert len(seen[0]) >= 3
+    assert seen[1] == seen[0]
 
 
 CHANGES: dict[str, tuple[Callable[[Blocks], Blocks], Rejection]] = {
