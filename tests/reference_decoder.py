@@ -231,6 +231,7 @@ def check_signature(header: Mapping[int, Any], cose_key: bytes, message: bytes, 
 # ---------------------------------------------------------------- receipts
 
 EVALUATED = {-70011, -70012, -70014, -70016}
+EMBEDDED = {-70011, -70016, -70017}
 
 
 def read_receipt(data: bytes, cose_key: bytes | None = None) -> tuple[dict[Any, Any], bytes | None]:
@@ -239,12 +240,14 @@ def read_receipt(data: bytes, cose_key: bytes | None = None) -> tuple[dict[Any, 
     claims = read_cbor(payload)
     need(type(claims) is dict, "claims")
     need(claims.get(265) == "tag:attested-inference,2026:receipt-v1", "profile", "UNSUPPORTED_PROFILE")
-    there = EVALUATED & set(claims)
-    need(there in (set(), EVALUATED), "half evaluated")
+    there = (EVALUATED | EMBEDDED) & set(claims)
+    need(there in (set(), EVALUATED, EMBEDDED), "half evaluated")
     status, media = claims[-70013]["status"], claims[-70013]["media-type"]
     need(status != "complete" or bool(there), "complete but not evaluated")
     need(status != "refused" or not there, "refused but evaluated")
     need((media == "text/event-stream") == (-70015 in claims), "stream facts")
+    made = claims.get(-70017, {"dimensions": 1, "native": 1})
+    need(made["dimensions"] <= made["native"], "more dimensions than the model has")
     need((claims[-70001] == 0) == (claims[-70002] is None), "previous")
     last = claims.get(-70015, {}).get("checkpoint", [0])
     need(last[0] <= claims.get(-70015, {}).get("frames", 0), "the last checkpoint lies behind the last frame")
@@ -270,6 +273,13 @@ def check_content(claims: Mapping[int, Any], salt: bytes, held: Mapping[str, Any
     if "prompt_text" in held:
         wanted.append(("prompt-text", held["prompt_text"].encode(), claims[-70011]["text"], "OUTPUT_MISMATCH"))
         wanted.append(("prompt-tokens", tokens(held["prompt_tokens"]), claims[-70011]["tokens"], "OUTPUT_MISMATCH"))
+    if "inputs" in held:
+        texts, ids = held["inputs"], [tokens(each) for each in held["input_tokens"]]
+        wanted.append(("prompt-text", write_cbor(texts), claims[-70011]["text"], "OUTPUT_MISMATCH"))
+        wanted.append(("prompt-tokens", write_cbor(ids), claims[-70011]["tokens"], "OUTPUT_MISMATCH"))
+        need(claims[-70017]["inputs"] == len(texts), "number of inputs", "OUTPUT_MISMATCH")
+        packed = b"".join(struct.pack(f"<{len(vector)}f", *vector) for vector in held["vectors"])
+        wanted.append(("vectors", packed, claims[-70017]["vectors"], "OUTPUT_MISMATCH"))
     for number, choice in enumerate(held.get("outputs", ())):
         stated = claims[-70014][number]
         wanted.append((f"output-text/{number}", choice["text"].encode(), stated["text"], "OUTPUT_MISMATCH"))

@@ -50,6 +50,7 @@ CLAIM_RESPONSE: Final = -70013
 CLAIM_OUTPUT: Final = -70014
 CLAIM_STREAM: Final = -70015
 CLAIM_EXECUTION: Final = -70016
+CLAIM_EMBEDDING: Final = -70017
 
 MODE_PRODUCTION: Final = "production"
 MODE_INSECURE: Final = "insecure"
@@ -71,6 +72,7 @@ LABEL_STOP: Final = "stop"
 LABEL_TOOLS: Final = "tools"
 LABEL_RESPONSE_FORMAT: Final = "response-format"
 LABEL_LOGIT_BIAS: Final = "logit-bias"
+LABEL_VECTORS: Final = "vectors"
 
 
 def label_output_text(choice: int) -> str:
@@ -130,3 +132,8 @@ COMMENT_CHECKPOINT: Final = b": checkpoint "
 COMMENT_RECEIPT: Final = b": receipt "
 COMMENT_PADDING: Final = b": p "
 DONE_BLOCK: Final = b"data: [DONE]\n\n"
+
+
+def receipt_part(identifier: str) -> str:
+    """The end of an answer's `id` (`chatcmpl-...`, `resp_...`) that names its receipt."""
+    return identifier.replace("_", "-").rpartition("-")[2]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from client_sdk.wire import cbor
 from client_sdk.wire import names as n
+from client_sdk.wire.embedding import EmbeddingFacts
 from client_sdk.wire.errors import WireError
 from client_sdk.wire.fields import MapReader
 
@@ -275,6 +276,7 @@ class ReceiptClaims:
     output: tuple[OutputFacts, ...] | None = None
     stream: StreamFacts | None = None
     execution: Mapping[str, object] | None = field(default=None)
+    embedding: EmbeddingFacts | None = None
 
     def encode(self) -> bytes:
         fields: dict[int, object] = {
@@ -302,6 +304,7 @@ class ReceiptClaims:
             n.CLAIM_OUTPUT: None if self.output is None else [choice.to_map() for choice in self.output],
             n.CLAIM_STREAM: self.stream and self.stream.to_map(),
             n.CLAIM_EXECUTION: self.execution,
+            n.CLAIM_EMBEDDING: self.embedding and self.embedding.to_map(),
         }
         fields.update({key: value for key, value in optional.items() if value is not None})
         return cbor.encode(fields)
@@ -334,6 +337,9 @@ class ReceiptClaims:
             output=_outputs(reader.take(n.CLAIM_OUTPUT, list)) if reader.has(n.CLAIM_OUTPUT) else None,
             stream=StreamFacts.parse(reader.take(n.CLAIM_STREAM, dict)) if reader.has(n.CLAIM_STREAM) else None,
             execution=_execution(reader.take(n.CLAIM_EXECUTION, dict)) if reader.has(n.CLAIM_EXECUTION) else None,
+            embedding=(
+                EmbeddingFacts.parse(reader.take(n.CLAIM_EMBEDDING, dict)) if reader.has(n.CLAIM_EMBEDDING) else None
+            ),
         )
         reader.finish()
         _check_presence(claims)
@@ -343,25 +349,32 @@ class ReceiptClaims:
 def _check_presence(claims: ReceiptClaims) -> None:
     """Which claims go together (docs/receipt-format.md, table of presence).
 
-    An evaluated request has prompt, decoding, output, execution and model; one that never reached the engine has none
-    of the first four. `complete` is always evaluated, `refused` never; the others may be either.
+    An evaluated request has prompt, execution and model, and what was made of it: decoding and output, or embedding.
+    One that never reached the engine has none of these but perhaps the model. `complete` is always evaluated, `refused`
+    never; the others may be either.
     """
-    evaluated = [claims.prompt, claims.decoding, claims.output, claims.execution]
+    made = [claims.decoding, claims.output] if claims.embedding is None else [claims.embedding]
+    evaluated = [claims.prompt, *made, claims.execution]
     present = [part is not None for part in evaluated]
     status = claims.response.status
-    if any(present) != all(present):
-        raise WireError(_CODE, "prompt, decoding, output and execution must be present together")
+    generated = claims.decoding is not None or claims.output is not None
+    if any(present) != all(present) or (claims.embedding is not None and generated):
+        raise WireError(_CODE, "prompt, execution and either decoding and output or embedding must be present together")
     if status == n.STATUS_COMPLETE and not all(present):
-        raise WireError(_CODE, "a complete answer needs prompt, decoding, output and execution")
+        raise WireError(_CODE, "a complete answer needs prompt, execution and what was made")
     if status == n.STATUS_REFUSED and any(present):
-        raise WireError(_CODE, "a refusal has no prompt, decoding, output or execution")
+        raise WireError(_CODE, "a refusal has no prompt, decoding, output, embedding or execution")
     if all(present) and claims.model is None:
         raise WireError(_CODE, "an evaluated request needs a model")
     streamed = claims.response.media_type == n.MEDIA_EVENT_STREAM
     if streamed != (claims.stream is not None) or streamed != (claims.response.length is None):
         raise WireError(_CODE, "stream facts belong to event streams, length and body to whole answers")
+    if streamed and claims.embedding is not None:
+        raise WireError(_CODE, "vectors do not come in streams")
     if status == n.STATUS_COMPLETE and any(choice.finish is None for choice in claims.output or ()):
         raise WireError(_CODE, "a complete answer needs a finish reason for every choice")
+    if status == n.STATUS_COMPLETE and claims.embedding is not None and claims.embedding.vectors is None:
+        raise WireError(_CODE, "a complete answer needs the commitment to its vectors")
     if (claims.sequence == 0) != (claims.previous is None):
         raise WireError(_CODE, "previous is null exactly at sequence 0")
 

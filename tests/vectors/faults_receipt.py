@@ -15,6 +15,8 @@ from tests.vectors import honest as h
 WHOLE = "000-whole-answer"
 STREAMED = "001-streamed-answer"
 REFUSED = "002-refusal"
+EMBEDDED = "010-embedding"
+CUT_SHORT = "011-embedding-interrupted"
 
 L = 2**252 + 27742317777372353535851937790883648493
 Claims = dict[Any, Any]
@@ -219,6 +221,7 @@ def put_in(key: int, **fields: object) -> Callable[[Claims], object]:
 
 def form_faults() -> Iterator[Fault]:
     whole, streamed, refused = (c.encode() for c in (h.whole_answer(), h.streamed_answer(), h.refusal()))
+    embedded, cut_short = (c.encode() for c in (h.embedding(), h.interrupted_embedding()))
     evaluated = {key: pairs_of(whole)[key] for key in (-70006, -70011, -70012, -70014, -70016)}
     digest = h.seed("digest")
     table: tuple[tuple[str, str, bytes, Callable[[Claims], object]], ...] = (
@@ -247,11 +250,24 @@ def form_faults() -> Iterator[Fault]:
         ("422-no-weights", "model without weights", whole, put_in(-70006, weights=[])),
         ("423-no-choices", "output is empty", whole, put(-70014, [])),
         ("424-config-missing", "no configuration digest", whole, drop(-70007)),
+        ("427-vectors-missing", "complete, the commitment to its vectors null", embedded, put_in(-70017, vectors=None)),
+        ("428-pooling-unknown", "pooling is sum", embedded, put_in(-70017, pooling="sum")),
+        ("429-not-normalized", "normalization is none", embedded, put_in(-70017, normalization="none")),
+        ("430-no-inputs", "vectors of no inputs", embedded, put_in(-70017, inputs=0)),
+        ("431-encoding-unknown", "numbers are written in hex", embedded, put_in(-70017, encoding="hex")),
+        ("432-embedding-field-unknown", "a field nobody defined inside embedding", embedded, put_in(-70017, scale=2)),
+        ("433-embedding-without-prompt", "vectors of no prompt", embedded, drop(-70011)),
+        ("434-embedding-and-output", "vectors and generated text in one receipt", embedded, lambda c: c.update({-70012: pairs_of(whole)[-70012], -70014: pairs_of(whole)[-70014]})),
+        ("435-refused-embedding", "a refusal with vectors", cut_short, put_in(-70013, status="refused")),
     )  # fmt: skip
-    twins = {whole: WHOLE, streamed: STREAMED, refused: REFUSED}
+    twins = {whole: WHOLE, streamed: STREAMED, refused: REFUSED, embedded: EMBEDDED, cut_short: CUT_SHORT}
     for name, what, base, change in table:
         data = edited(base, change)
         yield receipt(name, what, "MALFORMED_RECEIPT_CLAIMS", data, cddl=True, twin=twins[base])
+    wider = edited(embedded, put_in(-70017, dimensions=5))
+    yield receipt(
+        "436-wider-than-native", "more dimensions than the model has", "MALFORMED_RECEIPT_CLAIMS", wider, twin=EMBEDDED
+    )
     ahead = edited(streamed, put_in(-70015, checkpoint=[9, digest]))
     what = "the last checkpoint lies behind the last frame"
     yield receipt("425-checkpoint-ahead", what, "MALFORMED_RECEIPT_CLAIMS", ahead, twin=STREAMED)
@@ -284,6 +300,10 @@ def content_faults() -> Iterator[Fault]:
     )  # fmt: skip
     for name, what, code, change in table:
         yield receipt(name, what, code, edited(whole, change), stage="verify", bugs=("B084",))
+    vectors = edited(h.embedding().encode(), put_in(-70017, vectors=digest))
+    yield receipt(
+        "508-other-vectors", "commits to other vectors", "OUTPUT_MISMATCH", vectors, stage="verify", twin=EMBEDDED
+    )
     yield receipt("507-other-salt", "the salt was exchanged", "REQUEST_MISMATCH", other_salt, stage="verify")
 
 

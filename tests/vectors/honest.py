@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from client_sdk.wire import attestation, cbor, cose, digests, names, receipt, stream
+from client_sdk.wire.embedding import EmbeddingFacts
 
 
 def seed(name: str) -> bytes:
@@ -55,6 +56,14 @@ PROMPT_TEXT = "<|im_start|>user\nWhich year?<|im_end|>\n<|im_start|>assistant\n"
 PROMPT_TOKENS = [1, 4093, 198, 12345, 2]
 OUTPUT_TEXT = "It is 2026."
 OUTPUT_TOKENS = [1589, 314, 216, 34, 32, 34, 38, 30, 2]
+INPUTS = ["Which year?", "2026"]
+INPUT_TOKENS = [[101, 2029, 2095, 1029, 102], [101, 16798, 2575, 102]]
+VECTORS = [[0.6000000238418579, -0.800000011920929], [1.0, 0.0]]  # numbers that are float32
+EMBEDDING_REQUEST = b'{"dimensions":2,"encoding_format":"float","input":["Which year?","2026"],"model":"tiny"}'
+EMBEDDING_RESPONSE = (
+    b'{"id":"embd-","object":"list","data":[{"object":"embedding","index":0,"embedding":[0.6,-0.8]},'
+    b'{"object":"embedding","index":1,"embedding":[1.0,0.0]}],"model":"tiny","usage":{"prompt_tokens":9,"total_tokens":9}}'
+)
 REQUEST_BODY = (
     b'{"messages":[{"content":"Which year?","role":"user"}],"model":"tiny","stop":["\\n\\n","###"],"temperature":1}'
 )
@@ -238,6 +247,49 @@ def engine_error() -> receipt.ReceiptClaims:
         claims,
         response=whole_response(names.STATUS_ERROR, 500, ERROR_BODY),
         output=(dataclasses.replace(claims.output[0], finish=None),),
+    )
+
+
+def embedding() -> receipt.ReceiptClaims:
+    """Claims of two vectors for two texts, cut to two dimensions."""
+    packed = b"".join(struct.pack(f"<{len(vector)}f", *vector) for vector in VECTORS)
+    return dataclasses.replace(
+        whole_answer(),
+        request=receipt.RequestFacts(
+            method="POST",
+            route="/v1/embeddings",
+            length=len(EMBEDDING_REQUEST),
+            complete=True,
+            body=committed(names.LABEL_REQUEST, EMBEDDING_REQUEST),
+        ),
+        response=whole_response(names.STATUS_COMPLETE, 200, EMBEDDING_RESPONSE),
+        prompt=receipt.PromptFacts(
+            text=committed(names.LABEL_PROMPT_TEXT, cbor.encode(INPUTS)),
+            tokens=committed(names.LABEL_PROMPT_TOKENS, cbor.encode([u32(each) for each in INPUT_TOKENS])),
+            count=sum(map(len, INPUT_TOKENS)),
+        ),
+        decoding=None,
+        output=None,
+        execution={"batching": "single", "exact": True, "threads": 2},
+        embedding=EmbeddingFacts(
+            inputs=2,
+            dimensions=2,
+            native=4,
+            pooling="mean",
+            encoding="float",
+            vectors=committed(names.LABEL_VECTORS, packed),
+        ),
+    )
+
+
+def interrupted_embedding() -> receipt.ReceiptClaims:
+    """The deadline passed after the inputs were taken: no vectors."""
+    claims = embedding()
+    assert claims.embedding is not None
+    return dataclasses.replace(
+        claims,
+        response=whole_response(names.STATUS_DEADLINE, 408, ERROR_BODY),
+        embedding=dataclasses.replace(claims.embedding, vectors=None),
     )
 
 

@@ -28,6 +28,8 @@ def honest_vectors() -> Iterator[tuple[str, dict[str, Any]]]:
         "outputs": [{"text": h.OUTPUT_TEXT, "tokens": h.OUTPUT_TOKENS}],
         "stop": h.STOP,
     }
+    embedded = {**key, "request": h.EMBEDDING_REQUEST.hex()}
+    vectors = {**embedded, "inputs": h.INPUTS, "input_tokens": h.INPUT_TOKENS, "vectors": h.VECTORS}
     claims = h.attestation_claims().encode()
     channel = {"nonce": h.NONCE.hex(), "spki": h.spki().hex(), "exported": h.EXPORTED.hex()}
     again = h.seed("second nonce")
@@ -45,6 +47,8 @@ def honest_vectors() -> Iterator[tuple[str, dict[str, Any]]]:
         ("007-continued-bundle", "the channel proof alone", "bundle", continued, {**channel, "nonce": again.hex(), "claims": claims.hex()}),
         ("008-attestation-request", "asks to continue", "attestation-request", request, {}),
         ("009-redacted-receipt", "the salt left out, the signature intact", "receipt", h.sealed(h.whole_answer(), salt=None), key),
+        ("010-embedding", "two vectors of two dimensions", "receipt", h.sealed(h.embedding()), {**vectors, "response": h.EMBEDDING_RESPONSE.hex()}),
+        ("011-embedding-interrupted", "the deadline passed before there were vectors", "receipt", h.sealed(h.interrupted_embedding()), {**embedded, "response": error}),
     )  # fmt: skip
     for name, what, kind, data, held in table:
         yield name, {"what": what, "kind": kind, "data": data.hex(), "held": dict(held)}

@@ -24,7 +24,7 @@ FAULTY = [name for name in NAMES if not name.startswith("0")]
 HONEST_KEYS = {"what", "kind", "data", "held"}
 FAULT_KEYS = {"what", "kind", "bugs", "stage", "code", "cddl_refuses", "twin", "data"}
 HEX = {"key", "request", "response", "nonce", "spki", "exported", "claims"}
-HELD_KEYS = HEX | {"prompt_text", "prompt_tokens", "outputs", "stop"}
+HELD_KEYS = HEX | {"prompt_text", "prompt_tokens", "outputs", "stop", "inputs", "input_tokens", "vectors"}
 
 
 def load(name: str) -> dict[str, Any]:
