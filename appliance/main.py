@@ -1,4 +1,4 @@
-"""`appliance`: serve, models, keys, reference-values, config, doctor. Reads argv and the machine."""
+"""`appliance`: serve, models, keys, reference-values, config, doctor, bench. Reads argv and the machine."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from appliance import config as configuration
+from appliance.cli_bench import bench
 from appliance.cli_keys import keys
 from appliance.cli_models import models
 from appliance.cli_vsock import vsock_forward
@@ -59,6 +60,7 @@ def cli() -> None:
 cli.add_command(models)
 cli.add_command(keys)
 cli.add_command(vsock_forward)
+cli.add_command(bench)
 
 
 @cli.command()

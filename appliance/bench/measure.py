@@ -1,0 +1,155 @@
+"""Runs: an appliance is started, asked through the verifying SDK over RA-TLS, and stopped.
+
+This module plays both sides, as the demo does. Nothing of it is loaded by `appliance serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from appliance.bench.runs import Arm, Order, Run, Sample
+from appliance.bench.served import ServedConfig
+from appliance.bench.workload import Workload, lane, messages, parameters
+from appliance.config import Config
+from appliance.errors import BootError
+from client_sdk import AsyncAppliance, SdkError
+from client_sdk.answers import Pending, Verified
+from client_sdk.receipts import VerifiedReceipt
+
+Progress = Callable[[str], None]
+_WARM_UP_TOKENS = 8
+_WARM_UP = "Say hello."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is compared. One configuration alone is measured `rounds` times; two in both orders, `rounds` times each."""
+
+    configs: Mapping[Arm, Config]
+    workload: Workload
+    rounds: int
+    environ: Mapping[str, str]
+
+    def turns(self) -> Iterator[tuple[Order, int, Arm]]:
+        """Every run, in the order in which they are made."""
+        orders = tuple(Order) if Arm.CANDIDATE in self.configs else (Order.BASELINE_FIRST,)
+        for number in range(self.rounds):
+            for order in orders:
+                arms = list(Arm) if order is Order.BASELINE_FIRST else list(reversed(Arm))
+                yield from ((order, number, arm) for arm in arms if arm in self.configs)
+
+
+def measure(plan: Plan, progress: Progress) -> list[Run]:
+    """All runs of a plan. Raises BootError where one cannot be made: a measurement with holes decides nothing."""
+    runs: list[Run] = []
+    turns = list(plan.turns())
+    for done, (order, number, arm) in enumerate(turns):
+        progress(f"run {done + 1} of {len(turns)}: {arm.value}, round {number + 1}, {order.value}")
+        with ServedConfig(plan.configs[arm], plan.environ) as served:
+            model = plan.configs[arm].models[0].name
+            try:
+                elapsed_s, taken = asyncio.run(_ask_all(served, model, plan.workload))
+            except SdkError as error:
+                raise BootError(f"an answer failed ({type(error).__name__}): {error}") from error
+            runs.append(
+                Run(
+                    arm=arm,
+                    order=order,
+                    round=number,
+                    wall_s=elapsed_s,
+                    samples=tuple(sample for sample, _ in taken),
+                    memory=served.memory(),
+                    identity=_identity(taken[0][1]),
+                )
+            )
+    return runs
+
+
+async def _ask_all(
+    served: ServedConfig, model: str, workload: Workload
+) -> tuple[float, Sequence[tuple[Sample, VerifiedReceipt]]]:
+    """(seconds for all of it, the samples in the order of their places). Connections are attested before."""
+    clients = [AsyncAppliance(served.url, policy=served.policy) for _ in range(min(workload.streams, workload.samples))]
+    taken: dict[int, tuple[Sample, VerifiedReceipt]] = {}
+
+    async def ask_lane(number: int) -> None:
+        for place in lane(number, workload):
+            taken[place] = await _ask(clients[number], model, place, workload)
+
+    try:
+        for client in clients:
+            await client.chat(_WARM_UP, model=model, max_tokens=_WARM_UP_TOKENS, temperature=0, seed=0)
+        start = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for number in range(len(clients)):
+                group.create_task(ask_lane(number))
+        elapsed = time.perf_counter() - start
+    except* SdkError as failed:
+        raise failed.exceptions[0] from None
+    finally:
+        for client in clients:
+            await client.aclose()
+    return elapsed, [taken[place] for place in sorted(taken)]
+
+
+async def _ask(client: AsyncAppliance, model: str, place: int, workload: Workload) -> tuple[Sample, VerifiedReceipt]:
+    first = verified = last = 0.0
+    start = time.perf_counter()
+    stream = client.stream(messages(place), model=model, pending=True, **parameters(place, workload))
+    async for piece in stream:
+        now = time.perf_counter() - start
+        match piece:
+            case Pending():
+                first, last = first or now, now
+            case Verified():
+                verified = verified or now
+    total = time.perf_counter() - start
+    claims = stream.receipt.claims
+    assert claims.output is not None
+    assert claims.prompt is not None
+    assert claims.execution is not None
+    output, facts = claims.output[0], claims.execution
+    sample = Sample(
+        digest=hashlib.sha256(f"{output.finish}\0{stream.text}".encode()).digest(),
+        first_s=first or total,
+        verified_s=verified or total,
+        last_s=last or total,
+        total_s=total,
+        prompt_tokens=claims.prompt.count,
+        cached_tokens=_count(facts, "cached-prompt-tokens"),
+        tokens=output.count,
+        passes=_count(facts, "target-passes"),
+        drafted=_count(facts, "drafted-tokens"),
+        accepted=_count(facts, "accepted-tokens"),
+        truncated=output.finish == "length",
+        exact=facts.get("exact") is True,
+    )
+    return sample, stream.receipt
+
+
+def _count(facts: Mapping[str, object], name: str) -> int:
+    value = facts.get(name, 0)
+    return value if type(value) is int else 0
+
+
+def _identity(receipt: VerifiedReceipt) -> dict[str, object]:
+    """Where a run took place, from a receipt that was verified: digests in hex."""
+    claims = receipt.claims
+    assert claims.model is not None
+    assert claims.execution is not None
+    facts = claims.execution
+    return {
+        "config": claims.config.hex(),
+        "device": {"kind": claims.device.kind, "digest": claims.device.digest.hex()},
+        "engine": {"name": claims.engine.name, "version": claims.engine.version, "digest": claims.engine.digest.hex()},
+        "model": {"name": claims.model.name, "identity": claims.model.identity.hex(), "format": claims.model.format},
+        "execution": {
+            name: facts[name]
+            for name in ("threads", "batching", "speculation", "exact-batch", "exact-verify", "exact-chunk")
+            if name in facts
+        },
+    }
