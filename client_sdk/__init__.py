@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from client_sdk.errors import PolicyError as PolicyError
     from client_sdk.errors import PolicyFileError as PolicyFileError
     from client_sdk.errors import Rejection as Rejection
+    from client_sdk.errors import RequestError as RequestError
     from client_sdk.errors import SdkError as SdkError
     from client_sdk.errors import TransportError as TransportError
     from client_sdk.errors import UndecidedError as UndecidedError
@@ -46,6 +47,7 @@ _HOMES = {
         "PolicyError",
         "PolicyFileError",
         "Rejection",
+        "RequestError",
         "SdkError",
         "TransportError",
         "UndecidedError",

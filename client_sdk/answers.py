@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from client_sdk.errors import ApplianceError, MalformedError, Rejection
+from client_sdk.errors import ApplianceError, MalformedError, Rejection, RequestError
 from client_sdk.receipts import VerifiedReceipt
 from client_sdk.session import openai_error
 
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 
 _LIMIT_PENDING_BYTES = 1 << 20
+_LIMIT_PLACE_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +43,57 @@ class Verified:
 
 
 def chat_body(prompt: Messages, *, model: str, stream: bool, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a chat completion request; a bare text is one user message."""
+    """The body of a chat completion request; a bare text is one user message. Raises RequestError."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(item) for item in prompt]
     body: dict[str, Any] = {"model": model, "messages": messages, **params}
     if stream:
         body["stream"] = True
+    check_request(body)
     return body
+
+
+def check_request(body: Mapping[str, Any]) -> None:
+    """Raise RequestError for a body that has no form in JSON and UTF-8, naming the place and never the content.
+
+    The HTTP library would raise too, but an error that holds the whole prompt.
+    """
+    if _problem(body) is not None:
+        place, problem = _innermost(body)
+        raise RequestError(f"{place}: {problem}")
+
+
+def _innermost(value: object) -> tuple[str, str]:
+    """(path, what is wrong there) of the first part that cannot be sent though all its parts can."""
+    place = ""
+    while True:
+        parts: list[tuple[str, object]] = []
+        if isinstance(value, Mapping):
+            parts = [(f".{key}" if _plain(key) else ".(a key)", item) for key, item in value.items()]
+        elif isinstance(value, list | tuple):
+            parts = [(f"[{index}]", item) for index, item in enumerate(value)]
+        bad = next(((step, item) for step, item in parts if _problem(item) is not None), None)
+        if bad is None or len(place) > _LIMIT_PLACE_CHARS:
+            return place.removeprefix(".") or "the request", _problem(value) or "has no form in JSON"
+        place, value = place + bad[0], bad[1]
+
+
+def _problem(value: object) -> str | None:
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return "holds a lone surrogate, which has no form in UTF-8"
+    except ValueError:
+        return "a number that is not finite, or a value that contains itself, has no form in JSON"
+    except TypeError:
+        return "a value of this type has no form in JSON"
+    except RecursionError:
+        return "is nested too deep"
+    return None
+
+
+def _plain(key: object) -> bool:
+    """Whether a key may be shown: the API's own names, not what a caller may have written into a schema."""
+    return isinstance(key, str) and key.isascii() and key.isidentifier() and len(key) <= 64
 
 
 def read_answer(body: bytes, receipt: VerifiedReceipt) -> Answer:

@@ -133,7 +133,7 @@ def chat(url: str, prompt: str, policy_path: Path, as_json: bool, **options: Any
     """Ask one question (PROMPT; - reads it from stdin). The answer goes to stdout, everything else to stderr."""
     _check_url(url)
     if prompt == "-":
-        prompt = sys.stdin.read()
+        prompt = _read_prompt()
     messages = [{"role": "user", "content": prompt}]
     if options["system"] is not None:
         messages.insert(0, {"role": "system", "content": options["system"]})
@@ -388,6 +388,13 @@ def _check_url(url: str) -> None:
         parse_appliance_url(url)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+def _read_prompt() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"standard input is no {error.encoding} text from byte {error.start} on") from None
 
 
 def _api_key(name: str | None) -> str | None:

@@ -14,6 +14,7 @@ from client_sdk.errors import (
     Check,
     MalformedError,
     PolicyFileError,
+    RequestError,
     SdkError,
     TransportError,
     UndecidedError,
@@ -102,6 +103,8 @@ def outcome_of(error: SdkError) -> Outcome:
         return Outcome(result="undecided", code=error.code, exit_code=EXIT_UNDECIDED, message=error.message)
     if isinstance(error, PolicyFileError):
         return Outcome(result="undecided", code="POLICY_FILE", exit_code=EXIT_USAGE, message=str(error))
+    if isinstance(error, RequestError):
+        return Outcome(result="undecided", code="REQUEST", exit_code=EXIT_USAGE, message=str(error))
     return Outcome(result="undecided", code="NOT_SAVED", exit_code=EXIT_UNDECIDED, message=str(error))
 
 

@@ -122,6 +122,13 @@ class PolicyFileError(SdkError):
     """The caller's own policy or reference file is unusable: a mistake to mend, found at construction."""
 
 
+class RequestError(SdkError):
+    """The caller's own request cannot be sent (text without a UTF-8 form, a value without one in JSON). Nothing was.
+
+    The message names the place in the request and quotes nothing.
+    """
+
+
 class VerificationError(SdkError):
     """The answer is NO. Never retried, never downgraded.
 

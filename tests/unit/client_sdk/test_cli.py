@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -298,6 +299,22 @@ def test_an_unusable_policy_is_a_usage_error(cli: Ran, wired: WiredAppliance, po
     assert (status, said["code"]) == (2, "POLICY_FILE")
     assert cli("policy", "show", policy) == 2
     assert "POLICY_FILE" in cli.err
+    assert wired.connections == 0
+
+
+def test_a_prompt_that_is_no_text_is_a_usage_error(
+    cli: Ran, wired: WiredAppliance, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is no UTF-8 on the command line comes as lone surrogates; from stdin it cannot be read at all."""
+    chat = ("chat", wired.url, "--policy", policy, "--model", MODEL)
+    for arguments in ((*chat, b"\xff".decode(errors="surrogateescape")), (*chat, "Hi", "--system", "\ud83d")):
+        status, said = cli.json(*arguments)
+        assert (status, said["code"]) == (2, "REQUEST")
+        assert "lone surrogate" in said["message"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9 secret"), encoding="utf-8"))
+    assert cli(*chat, "-") == 2
+    assert "standard input is no utf-8 text from byte 3 on" in cli.err
+    assert "secret" not in cli.err
     assert wired.connections == 0
 
 

@@ -22,6 +22,7 @@ from client_sdk import (
     PolicyError,
     PolicyFileError,
     Rejection,
+    RequestError,
     TransportError,
     UndecidedError,
     UnsafeAcceptInsecure,
@@ -134,6 +135,50 @@ def test_a_stream_that_fails_honestly_raises_after_its_text(wired: WiredApplianc
         _drain(appliance.stream(MESSAGES, model=MODEL), pieces)
     assert "".join(pieces) == "Four"
     assert (caught.value.code, caught.value.verified) == ("engine_failed", True)
+
+
+ITSELF: list[Any] = []
+ITSELF.append(ITSELF)
+SURROGATE = "a secret \ud83d"
+UNSENDABLE: list[tuple[Any, dict[str, Any], str]] = [
+    (SURROGATE, {}, "messages[0].content: holds a lone surrogate"),
+    (
+        [*MESSAGES, {"role": "user", "content": [{"type": "text", "text": SURROGATE}]}],
+        {},
+        "messages[1].content[0].text: ",
+    ),
+    (MESSAGES, {"stop": ["fine", SURROGATE]}, "stop[1]: holds a lone surrogate"),
+    (MESSAGES, {"metadata": {SURROGATE: "x"}}, "metadata: holds a lone surrogate"),
+    (MESSAGES, {"metadata": {"secret key": SURROGATE}}, "metadata.(a key): holds a lone surrogate"),
+    (MESSAGES, {"temperature": float("nan")}, "temperature: a number that is not finite"),
+    (MESSAGES, {"top_p": float("inf")}, "top_p: a number that is not finite"),
+    (MESSAGES, {"seed": {1}}, "seed: a value of this type"),
+    (MESSAGES, {"tools": ITSELF}, "tools[0]"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "params", "message"), UNSENDABLE)
+async def test_what_cannot_be_sent_is_refused_by_its_place_before_anything_is_sent(
+    wired: WiredAppliance, policy: Policy, prompt: Any, params: dict[str, Any], message: str
+) -> None:
+    with Appliance(wired.url, policy=policy) as appliance:
+        asks: list[Callable[[], Any]] = [
+            lambda: appliance.chat(prompt, model=MODEL, **params),
+            lambda: list(appliance.stream(prompt, model=MODEL, **params)),
+            lambda: list(appliance.stream(prompt, model=MODEL, pending=True, **params)),
+        ]
+        for ask in asks:
+            with pytest.raises(RequestError) as caught:
+                ask()
+            assert str(caught.value).startswith(message)
+            assert "secret" not in str(caught.value)
+            assert caught.value.__context__ is None, "the error of the encoder holds the whole prompt"
+    async with AsyncAppliance(wired.url, policy=policy) as waiting:
+        with pytest.raises(RequestError):
+            await waiting.chat(prompt, model=MODEL, **params)
+        with pytest.raises(RequestError):
+            waiting.stream(prompt, model=MODEL, **params)
+    assert wired.connections == 0
 
 
 def test_network_trouble_is_a_transport_error(wired: WiredAppliance, policy: Policy) -> None:
