@@ -102,8 +102,10 @@ class HttpExchange:
             raise BadRequest("query_not_supported", "Inference routes take no query string.")
         if self._values("content-encoding"):
             raise UnsupportedMediaType("content_encoding", "The request body must not be encoded.")
-        media_type = b"".join(self._values("content-type")[:1]).partition(b";")[0].strip().lower()
-        if media_type != b"application/json":
+        media_types = self._values("content-type")
+        if len(media_types) > 1:
+            raise BadRequest("repeated_header", "The header content-type must be there once.", param="content-type")
+        if b"".join(media_types).partition(b";")[0].strip().lower() != b"application/json":
             raise UnsupportedMediaType("media_type", "The request body must be application/json.")
         lengths = self._values("content-length")
         # Digits only: the framing layer has refused everything else.

@@ -157,6 +157,8 @@ def check_head(head: bytes) -> tuple[int, bool]:
         fields.setdefault(match[1].lower(), []).append(match[2].strip(b" \t"))
     if len(fields.get(b"host", [])) != 1:
         raise BadHttp(400, "A request carries exactly one Host field.")
+    if len(fields.get(b"authorization", [])) > 1:
+        raise BadHttp(400, "A request carries at most one Authorization field.")
     if b"upgrade" in fields or b"http2-settings" in fields:
         raise BadHttp(400, "This server does not change protocols.")
     if any(value.lower() != b"100-continue" for value in fields.get(b"expect", [])):

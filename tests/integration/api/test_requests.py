@@ -275,6 +275,56 @@ def test_b130_other_media_types_are_not_parsed(client: Client, shared: Running, 
     assert (claims[-70010]["complete"], claims[-70010]["length"]) == (False, 0)
 
 
+REPEATED: list[tuple[str, str, tuple[int, str, str | None], bool]] = [
+    ("Content-Type: application/json", "Content-Type: text/plain", (400, "repeated_header", "content-type"), True),
+    (
+        "Content-Type: application/json",
+        "Content-Type: application/json",
+        (400, "repeated_header", "content-type"),
+        True,
+    ),
+    ("Content-Encoding: identity", "Content-Encoding: gzip", (415, "content_encoding", None), True),
+    ("X-Request-Timeout: 9", "X-Request-Timeout: 9", (400, "invalid_timeout", "x-request-timeout"), True),
+    (
+        "X-Inference-Nonce: " + "aa" * 8,
+        "x-inference-nonce: " + "aa" * 8,
+        (400, "invalid_nonce", "x-inference-nonce"),
+        True,
+    ),
+    ("Authorization: Bearer a", "authorization: Bearer b", (400, "bad_request", None), False),
+    ("Content-Length: 2", "Content-Length: 2", (400, "bad_request", None), False),
+    ("Host: a", "Host: a", (400, "bad_request", None), False),
+    ("Transfer-Encoding: chunked", "Transfer-Encoding: chunked", (501, "not_implemented", None), False),
+]
+
+
+@pytest.mark.parametrize(("one", "two", "error", "receipted"), REPEATED)
+def test_a_header_that_can_only_mean_one_thing_is_refused_where_it_comes_twice(
+    shared: Running, one: str, two: str, error: tuple[int, str, str | None], receipted: bool
+) -> None:
+    """Two readers of the same request may each take another one of the two; the receipt could not say which counted.
+
+    What makes the request no HTTP, or leaves open who asks, has no receipt.
+    """
+    lines = {"Host": "appliance", "Content-Type": "application/json", "Content-Length": str(len(chat()))}
+    doubled = one.partition(":")[0].title()
+    kept = [f"{name}: {value}" for name, value in lines.items() if name != doubled]
+    if doubled == "Transfer-Encoding":
+        kept = [line for line in kept if not line.startswith("Content-Length")]
+    head = "\r\n".join([f"POST {CHAT} HTTP/1.1", *kept, one, two])
+    with shared.connect() as client:
+        client.send(f"{head}\r\n\r\n".encode() + chat())
+        reply = client.reply()
+        assert reply.error == error
+        assert ("x-receipt-id" in reply.headers) is receipted
+        if receipted:
+            claims = shared.receipt(reply)
+            assert (claims[-70013]["status"], claims[-70010]["length"]) == ("refused", 0)
+        else:
+            assert client.ended()
+    shared.wait_idle()
+
+
 def test_media_type_parameters_are_ignored(client: Client) -> None:
     for media in ("application/json; charset=utf-8", "Application/JSON"):
         assert client.ask("POST", CHAT, chat(), {"Content-Type": media}).status == 200
