@@ -23,6 +23,9 @@ from client_sdk.wire.stream import Checkpoint, StreamContext, decode_base64url, 
 
 T = TypeVar("T")
 
+LIMIT_END_FRAMES = 64
+"""Frames from the end of an answer on, which are held until its receipt verifies. An honest end has one to a few."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
@@ -143,6 +146,8 @@ class StreamVerifier:
         self._error_frame = meaning.error
         if self._end_from is None and (meaning.error or meaning.usage or len(self._finished) >= self._choices):
             self._end_from = index
+        if self._end_from is not None and index - self._end_from >= LIMIT_END_FRAMES:
+            _fail(Rejection.MALFORMED_STREAM, f"more than {LIMIT_END_FRAMES} frames from the end of the answer on")
         self._held.append(Frame(index=index, block=block.raw, data=block.content))
 
     def _release(self) -> list[bytes]:

@@ -140,6 +140,7 @@ class Options:
     # streams
     pieces: tuple[str, ...] = ("Fo", "ur", ".")
     include_usage: bool = True
+    frames_after_finish: int = 0
     checkpoint_every: int = 16
     fail_after: int | None = None
     edit_checkpoint: Edit[Checkpoint] = same
@@ -411,6 +412,7 @@ class InsecureAppliance:
             events.append({"error": error})
         else:
             events.append(self._envelope(head, [_delta(head.route, "", o.finish)]))
+            events += [self._envelope(head, [])] * o.frames_after_finish
             if o.include_usage:
                 events.append({**self._envelope(head, []), "usage": _usage(o, "".join(pieces))})
         return [b"data: " + json.dumps(o.edit_body(event)).encode() + b"\n\n" for event in events]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client_sdk.errors import MalformedError, Rejection, VerificationError
-from client_sdk.streams import StreamVerifier
+from client_sdk.streams import LIMIT_END_FRAMES, StreamVerifier
 from client_sdk.wire import cose, names
 from client_sdk.wire.stream import comment, decode_base64url
 from tests.simulators.attested import Attested, attested
@@ -266,6 +266,23 @@ def test_frames_come_out_at_checkpoints_and_the_end_only_with_the_receipt(
     rest, _ = verifier.finish()
     assert rest[-1] == names.DONE_BLOCK
     assert len(rest) == (3 if include_usage else 2)
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 16])
+def test_what_may_come_after_the_end_of_the_answer_is_bounded(client: Attested, checkpoint_every: int) -> None:
+    """It is held until the receipt comes, and one that never comes must not cost the caller's memory."""
+    room = LIMIT_END_FRAMES - 2  # beside the frame that ends the choice and the one with the usage
+    full = client.stream(Options(frames_after_finish=room, checkpoint_every=checkpoint_every))
+    released, _ = client.read(full)
+    assert released == frames_of(full.blocks)
+    with pytest.raises(MalformedError) as caught:
+        client.read(client.stream(Options(frames_after_finish=room + 1, checkpoint_every=checkpoint_every)))
+    assert caught.value.code == Rejection.MALFORMED_STREAM
+    endless = client.stream(Options(frames_after_finish=5000, checkpoint_every=checkpoint_every))
+    verifier = client.verifier(endless)
+    with pytest.raises(MalformedError):
+        verifier.feed(b"".join(block.raw for block in endless.blocks))
+    assert len(verifier.pending) <= LIMIT_END_FRAMES
 
 
 def test_a_failed_stream_verifies_and_ends_with_its_error(client: Attested) -> None:
