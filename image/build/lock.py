@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class Lock:
     inputs: tuple[Input, ...]
 
     def group(self, *names: str) -> tuple[Input, ...]:
-        """The inputs of any of these groups. Raises BuildError where a group is empty: a misspelt one builds nothing."""
+        """The inputs of any of these groups. Raises BuildError where one has none, as if misspelt."""
         for name in names:
             if not any(name in one.groups for one in self.inputs):
                 raise BuildError(f"image/lock.toml has no input of the group {name!r}: run make image-relock")
@@ -230,3 +231,25 @@ def sha256_file(path: Path) -> bytes:
         while chunk := file.read(_CHUNK_BYTES):
             hasher.update(chunk)
     return hasher.digest()
+
+
+def is_cached(one: Input, cache: Path = CACHE) -> bool:
+    """Whether the cache has exactly these bytes; a file with others is removed."""
+    path = one.cached(cache)
+    if not path.is_file():
+        return False
+    if path.stat().st_size == one.size and sha256_file(path) == one.sha256:
+        return True
+    path.unlink()
+    return False
+
+
+def keep(path: Path, one: Input, cache: Path = CACHE) -> None:
+    """Put a file that was checked into the cache: by a rename, so that a killed run leaves none in part."""
+    target = one.cached(cache)
+    if is_cached(one, cache):
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.part")
+    shutil.copyfile(path, partial)
+    partial.rename(target)
