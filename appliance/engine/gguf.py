@@ -53,12 +53,16 @@ class ModelFacts:
     """What the metadata says. Digests as protocol section 5 defines them; `chat_template` is the one in force.
 
     `cell_bytes` is what a token takes in the context, `vocabulary_size` what the tokenizer's list says, 0 without one.
+    `pooling_type` is llama.cpp's number (enum llama_pooling_type), 0 where the metadata name none; `causal` says that
+    no token sees later ones.
     """
 
     architecture: str
     training_context_length: int
     cell_bytes: int
     vocabulary_size: int
+    pooling_type: int
+    causal: bool
     chat_template: str | None
     tokenizer_digest: bytes
     chat_template_digest: bytes | None
@@ -75,6 +79,10 @@ def facts_of(metadata: Mapping[str, object], *, chat_template: str | None = None
     context_length = _typed(metadata, f"{architecture}.context_length", int)
     if context_length < 1:
         raise BootError(f"the model's metadata says {architecture}.context_length = {context_length}")
+    pooling_type = metadata.get(f"{architecture}.pooling_type", 0)
+    causal = metadata.get(f"{architecture}.attention.causal", True)
+    if not isinstance(pooling_type, int) or not isinstance(causal, bool):
+        raise BootError("the model's metadata have a pooling_type or an attention.causal of the wrong type")
     tokens = metadata.get("tokenizer.ggml.tokens")
     template = chat_template
     if template is None and "tokenizer.chat_template" in metadata:
@@ -84,6 +92,8 @@ def facts_of(metadata: Mapping[str, object], *, chat_template: str | None = None
         training_context_length=context_length,
         cell_bytes=cell_bytes(metadata, architecture),
         vocabulary_size=len(tokens) if isinstance(tokens, list | tuple | array.array) else 0,
+        pooling_type=pooling_type,
+        causal=causal,
         chat_template=template,
         tokenizer_digest=tokenizer_digest(metadata),
         chat_template_digest=None if template is None else hashlib.sha256(template.encode()).digest(),

@@ -32,6 +32,7 @@ class WorkerStart:
     model_fd: int
     message: Message
     timeout_s: float
+    module: str = "appliance.engine.worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ class WorkerProcess:
         with theirs:
             try:
                 process = subprocess.Popen(
-                    [start.python, "-s", "-m", "appliance.engine.worker", str(theirs.fileno()), str(start.model_fd)],
+                    [start.python, "-s", "-m", start.module, str(theirs.fileno()), str(start.model_fd)],
                     pass_fds=(theirs.fileno(), start.model_fd),
                     stdin=subprocess.DEVNULL,
                     # Native code and tracebacks print what they please: nothing of it may end in a log.

@@ -50,6 +50,7 @@ class EngineSettings:
     `model_paths` are concatenated in order; the result must have `size_bytes` bytes and SHA-256 `sha256`.
     `context_length` None takes the length the model was trained with. `chat_template` replaces the one in the GGUF.
     `n_batch` is the most rows of one step, `slots` the most answers in progress, `kv_tokens` the cells they share.
+    `pooling`: how vectors are made, see `pooling.resolve_pooling`.
     """
 
     model_paths: tuple[Path, ...]
@@ -66,6 +67,7 @@ class EngineSettings:
     deterministic: bool = False
     chat_template: str | None = None
     restart: RestartPolicy = RestartPolicy()
+    pooling: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,15 @@ import math
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
+from typing import cast
 
 from appliance.engine.base import Progress
 from appliance.engine.channel import SUBMIT_LIMIT_BYTES, ChannelError, Message
+from appliance.engine.embedding import EmbeddingEvent
 from appliance.engine.gguf import ModelFacts, read_facts
-from appliance.engine.memory import available_bytes, check_fits, need
+from appliance.engine.memory import Need, available_bytes, check_fits, need
 from appliance.engine.messages import pack_job, take, unpack_event
+from appliance.engine.pooling import resolve_pooling
 from appliance.engine.process import WorkerIdentity, WorkerProcess, WorkerStart
 from appliance.engine.sealed import SealedModel, seal_model
 from appliance.engine.settings import SPECULATIONS, EngineSettings, resolve_cells
@@ -25,11 +28,14 @@ from appliance.engine.types import EngineEvent, EngineInfo, Finished, Generation
 from appliance.errors import ApplianceError, BadRequest, BootError, EngineFailed, TooLarge, Unavailable
 
 _LOG = logging.getLogger(__name__)
-_JobQueue = asyncio.Queue[EngineEvent | ApplianceError]
+_Event = EngineEvent | EmbeddingEvent
+_JobQueue = asyncio.Queue[_Event | ApplianceError]
 
 
 class SupervisedEngine:
     """`base.Engine` over a worker process. Belongs to the event loop that called `start`."""
+
+    worker_module = "appliance.engine.worker"
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
@@ -128,6 +134,7 @@ class SupervisedEngine:
         )
         try:
             self._facts = await asyncio.to_thread(read_facts, self._sealed.fd, chat_template=settings.chat_template)
+            self._check_purpose(self._facts)
             self._check_lengths(self._facts)
             self._check_memory(self._facts)
             await self._launch(lambda fraction: progress("load", fraction))
@@ -158,14 +165,17 @@ class SupervisedEngine:
             self._sealed.close()
             self._sealed = None
 
-    async def generate(self, job: GenerationJob) -> AsyncGenerator[EngineEvent, None]:
+    def generate(self, job: GenerationJob) -> AsyncGenerator[EngineEvent, None]:
         """See `base.Engine.generate`. Closing the generator cancels the job in the worker."""
+        return cast(AsyncGenerator[EngineEvent, None], self._events(job.job_id, pack_job(job)))
+
+    async def _events(self, job_id: bytes, submitted: Message) -> AsyncGenerator[_Event, None]:
         await self._wait_up()
-        if job.job_id in self._jobs:
+        if job_id in self._jobs:
             raise ValueError("job_id is in use")
         queue: _JobQueue = asyncio.Queue()
-        self._submit(job)
-        self._jobs[job.job_id] = queue
+        self._submit(submitted)
+        self._jobs[job_id] = queue
         ended = False
         try:
             while not ended:
@@ -176,10 +186,13 @@ class SupervisedEngine:
                 ended = isinstance(event, Finished)
                 yield event
         finally:
-            if self._jobs.get(job.job_id) is queue:
-                del self._jobs[job.job_id]
+            if self._jobs.get(job_id) is queue:
+                del self._jobs[job_id]
                 if not ended and self._worker is not None:
-                    self._worker.send({"t": "cancel", "id": job.job_id})
+                    self._worker.send({"t": "cancel", "id": job_id})
+
+    def _read_event(self, message: Message) -> _Event | ApplianceError:
+        return unpack_event(message)
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -199,10 +212,10 @@ class SupervisedEngine:
                 retry_after_s=max(1, math.ceil(left)) + 1,
             )
 
-    def _submit(self, job: GenerationJob) -> None:
+    def _submit(self, submitted: Message) -> None:
         assert self._worker is not None
         try:
-            self._worker.send(pack_job(job), limit_bytes=SUBMIT_LIMIT_BYTES)
+            self._worker.send(submitted, limit_bytes=SUBMIT_LIMIT_BYTES)
         except ChannelError:
             raise TooLarge("prompt_too_large", "the prompt is larger than the engine accepts") from None
         except UnicodeEncodeError:
@@ -220,7 +233,7 @@ class SupervisedEngine:
             queue = self._jobs.get(take(item, "id", bytes))
             if queue is None:
                 continue  # cancelled a moment ago
-            event = unpack_event(item)
+            event = self._read_event(item)
             queue.put_nowait(event)
             if isinstance(event, Finished | ApplianceError):
                 # Out of the gauges at once; the generator still drains its own queue.
@@ -246,6 +259,10 @@ class SupervisedEngine:
     def _context_length(self) -> int:
         assert self._facts is not None
         return self._settings.context_length or self._facts.training_context_length
+
+    def _check_purpose(self, facts: ModelFacts) -> None:
+        if resolve_pooling(self._settings.pooling, facts) is not None:
+            raise BootError("the model's metadata ask for vectors: its file has changed since it was looked at")
 
     def _check_lengths(self, facts: ModelFacts) -> None:
         wanted = self._context_length()
@@ -276,6 +293,10 @@ class SupervisedEngine:
             vocabulary_size=facts.vocabulary_size,
             cache_bytes=settings.cache.limit_bytes if settings.cache.entries else 0,
         )
+        self._check_fits(wanted)
+
+    @staticmethod
+    def _check_fits(wanted: Need) -> None:
         check_fits(wanted.total, wanted.describe(), available_bytes(_read_text))
 
     def _cells(self) -> int:
@@ -286,11 +307,7 @@ class SupervisedEngine:
         assert self._facts is not None
         settings = self._settings
         n_batch = min(settings.n_batch, self._context_length())
-        threads, reason = 0, ""  # measured by the first worker, and kept: receipts go on saying the same
-        if settings.threads != "auto":
-            threads, reason = settings.threads, f"configured: {settings.threads} of {self._cores} usable cores"
-        elif self._identity is not None:
-            threads, reason = self._identity.threads.count, self._identity.threads.reason
+        threads, reason = self._known_threads()
         facts: Message = {
             "batching": "continuous",
             "flash-attention": True,
@@ -317,6 +334,14 @@ class SupervisedEngine:
             "facts": facts,
         }
 
+    def _known_threads(self) -> tuple[int, str]:
+        """(count, reason), 0 where the worker has to measure. What the first found is kept: receipts go on saying so."""
+        if self._settings.threads != "auto":
+            return self._settings.threads, f"configured: {self._settings.threads} of {self._cores} usable cores"
+        if self._identity is not None:
+            return self._identity.threads.count, self._identity.threads.reason
+        return 0, ""
+
     async def _launch(self, progress: Callable[[float], None]) -> None:
         """Start a worker and wait until it has loaded. Raises BootError."""
         assert self._sealed is not None
@@ -325,6 +350,7 @@ class SupervisedEngine:
             model_fd=self._sealed.fd,
             message=self._start_message(),
             timeout_s=self._settings.restart.load_timeout_s,
+            module=self.worker_module,
         )
         self._worker = await WorkerProcess.spawn(start)
         identity = await self._worker.load(progress, self._on_message)

@@ -1,0 +1,213 @@
+"""The worker process of an embedding model: `python -m appliance.engine.embedding_worker SOCKET_FD MODEL_FD`.
+
+Like `appliance.engine.worker` in everything but what it computes.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from appliance.engine.channel import BlockingChannel, ChannelError, Message
+from appliance.engine.embedding import (
+    EmbeddingEvent,
+    InputsReady,
+    Vector,
+    pack_inputs_ready,
+    pack_vector,
+    unpack_job,
+)
+from appliance.engine.messages import pack_event, take
+from appliance.engine.settings import Threads, choose_threads
+from appliance.engine.worker import STATS_INTERVAL_S, Inbox, Outbox, harden
+from appliance.errors import ApplianceError
+
+if TYPE_CHECKING:
+    from appliance.engine.embedding_scheduler import EmbeddingScheduler
+    from appliance.engine.llama_cpp.embedding import EmbeddingRuntime
+
+FLUSH_BYTES = 4 << 20
+SEQUENCES = 64
+
+
+class EmbeddingWorker:
+    """Load, then serve until told to stop."""
+
+    def __init__(self, channel: BlockingChannel, model_fd: int) -> None:
+        self._channel = channel
+        self._model_fd = model_fd
+        self._outbox = Outbox(channel)
+        self._batch: list[dict[str, object]] = []
+        self._batch_bytes = 0
+        self._stats_at = 0.0
+        self._reported = -1.0
+
+    def run(self) -> None:
+        """Raises ChannelError on a supervisor that does not keep to the protocol."""
+        first = self._channel.receive()
+        if first is None:
+            return
+        # Heavy and native: only after hardening, and reported to the supervisor where it is not installed.
+        try:
+            from appliance.engine.llama_cpp.embedding import EmbeddingOptions, EmbeddingRuntime, measure_packing
+            from appliance.engine.llama_cpp.runtime import VERSION, Aborted, RuntimeFailure
+        except (ImportError, OSError, RuntimeError) as error:
+            self._channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
+            return
+        rows = take(first, "n_batch", int)
+        options = EmbeddingOptions(
+            fd=self._model_fd,
+            context_length=take(first, "context_length", int),
+            rows=rows,
+            inputs=min(SEQUENCES, rows),
+            pooling=take(first, "pooling", str),
+            threads=take(first, "threads", int) or 1,
+        )
+        try:
+            runtime = EmbeddingRuntime(options, progress=self._report_progress)
+            threads = _choose_threads(runtime, first)
+            packs = measure_packing(runtime)
+        except (RuntimeFailure, Aborted) as error:
+            self._channel.send({"t": "failed", "message": str(error)})
+            return
+        scheduler = self._scheduler(runtime, options.inputs if packs else 1, threads, first)
+        self._channel.send(
+            {
+                "t": "loaded",
+                "vocabulary": runtime.vocabulary_size,
+                "version": VERSION,
+                "libraries": [[name, digest] for name, digest in runtime.libraries()],
+                "threads": threads.count,
+                "threads_reason": threads.reason,
+                # Vectors come of one shape or of many inputs together: the other shapes do not occur.
+                "exactness": [packs, True, True, True],
+            }
+        )
+        failure: str | None = None
+        try:
+            self._serve(scheduler, runtime)
+        except RuntimeFailure as error:
+            failure = str(error)
+        self._outbox.close()
+        if failure is not None:
+            self._channel.send({"t": "failed", "message": failure})
+
+    def _scheduler(
+        self, runtime: EmbeddingRuntime, together: int, threads: Threads, first: Mapping[str, object]
+    ) -> EmbeddingScheduler:
+        from appliance.engine.embedding_scheduler import EmbeddingLimits, EmbeddingScheduler
+
+        facts = {
+            **take(first, "facts", dict),
+            "batching": "packed" if together > 1 else "single",
+            "exact": True,
+            "threads": threads.count,
+        }
+        limits = EmbeddingLimits(
+            context_length=take(first, "context_length", int),
+            rows=runtime.options.n_batch,
+            together=together,
+            pooling=take(first, "pooling", str),
+            facts=facts,
+        )
+        return EmbeddingScheduler(runtime, limits, self._emit)
+
+    def _serve(self, scheduler: EmbeddingScheduler, runtime: EmbeddingRuntime) -> None:
+        from appliance.engine.llama_cpp.runtime import Aborted
+
+        inbox = Inbox(self._channel, runtime.interrupt, on_cancel=True)
+        inbox.start()
+        self._outbox.start()
+        while True:
+            if scheduler.idle and not self._handle(scheduler, inbox.get()):
+                return
+            # Cleared before the inbox is emptied: an interrupt that comes later finds its message still in there.
+            runtime.clear_interrupt()
+            while True:
+                try:
+                    message = inbox.get_nowait()
+                except queue.Empty:
+                    break
+                if not self._handle(scheduler, message):
+                    return
+            try:
+                scheduler.step()
+            except Aborted:
+                pass  # whoever interrupted it has left a message
+            self._report_stats(scheduler)
+            self._flush()
+
+    def _handle(self, scheduler: EmbeddingScheduler, message: Message) -> bool:
+        kind = message.get("t")
+        if kind == "embed":
+            scheduler.submit(unpack_job(message))
+            self._flush()
+        elif kind == "cancel":
+            scheduler.cancel(take(message, "id", bytes))
+            self._report_stats(scheduler)
+        elif kind == "ping":
+            self._outbox.put({"t": "pong"})
+        elif kind == "stop":
+            return False
+        else:
+            raise ChannelError("unknown kind of message")
+        return True
+
+    def _emit(self, job_id: bytes, event: EmbeddingEvent | ApplianceError) -> None:
+        if isinstance(event, Vector):
+            self._batch.append(pack_vector(job_id, event))
+            self._batch_bytes += len(event.numbers)
+        elif isinstance(event, InputsReady):
+            self._flush()  # whatever it is, it may fill a message by itself
+            self._batch.append(pack_inputs_ready(job_id, event))
+            self._batch_bytes = FLUSH_BYTES
+        else:
+            self._batch.append(pack_event(job_id, event))
+        if self._batch_bytes >= FLUSH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._batch:
+            self._outbox.put({"t": "events", "events": self._batch})
+            self._batch, self._batch_bytes = [], 0
+
+    def _report_progress(self, fraction: float) -> None:
+        if fraction - self._reported >= 0.02 or fraction >= 1.0:
+            self._reported = fraction
+            self._channel.send({"t": "progress", "fraction": min(1.0, max(0.0, float(fraction)))})
+
+    def _report_stats(self, scheduler: EmbeddingScheduler) -> None:
+        """Every now and then, and when nothing is left to do."""
+        now = time.monotonic()
+        if scheduler.idle or now - self._stats_at >= STATS_INTERVAL_S:
+            self._stats_at = now
+            self._outbox.put({"t": "stats", "stats": scheduler.stats()})
+
+
+def _choose_threads(runtime: EmbeddingRuntime, first: Mapping[str, object]) -> Threads:
+    from appliance.engine.llama_cpp.embedding import measure_speed
+    from appliance.engine.llama_cpp.measure import candidates
+
+    count, cores = take(first, "threads", int), take(first, "cores", int)
+    if count:
+        return Threads(count=count, reason=take(first, "threads_reason", str))
+    threads = choose_threads({count: measure_speed(runtime, count) for count in candidates(cores)}, cores)
+    runtime.use_threads(threads.count)
+    return threads
+
+
+def main(arguments: list[str]) -> int:
+    """Composition root of the worker. Exit status 0: told to stop, or the supervisor is gone."""
+    socket_fd, model_fd = (int(argument) for argument in arguments)
+    harden({socket_fd, model_fd})
+    channel = BlockingChannel(socket.socket(fileno=socket_fd))
+    EmbeddingWorker(channel, model_fd).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
