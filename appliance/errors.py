@@ -108,5 +108,9 @@ class AttestationUnavailable(ApplianceError):
     kind = "server_error"
 
 
+class AnswerEnded(RuntimeError):
+    """A fault of ours: an answer that has its receipt was to get another one, or to send more. Neither happens."""
+
+
 class BootError(Exception):
     """The appliance refuses to start. Raised before any listener exists; the message says what to do next."""

@@ -13,7 +13,7 @@ from appliance import decoding
 from appliance.cache_scopes import CacheScopes
 from appliance.engine.base import Engine
 from appliance.engine.types import Delta, EngineEvent, Finished, PromptReady, SamplingParams
-from appliance.errors import ApplianceError, InternalError, NotFound, Overloaded, Unavailable
+from appliance.errors import AnswerEnded, ApplianceError, InternalError, NotFound, Overloaded, Unavailable
 from appliance.exchange import Call, Choice, Dialect, Exchange, Heading, Piece, Usage
 from appliance.interrupts import ClientGone, EventReader, Interrupts
 from appliance.metrics import Metrics
@@ -104,7 +104,14 @@ class Answer:
             return Outcome(status=status, http_status=200, media_type=media, body=None, stream=stream)
         return Outcome(status=status, http_status=http_status, media_type=names.MEDIA_JSON, body=body)
 
+    def require_open(self) -> None:
+        """Raise AnswerEnded once there is a receipt: a second one would say something else of the same answer."""
+        if self.receipt is not None:
+            raise AnswerEnded("this answer has its receipt")
+
     def issue(self, outcome: Outcome) -> bytes:
+        """The receipt of this answer, made now. Raises AnswerEnded on a second call."""
+        self.require_open()
         exchange = self.exchange
         request = request_facts(
             self.subject,
@@ -354,6 +361,7 @@ class Service:
 
     async def _fail(self, answer: Answer, dialect: Dialect, error: ApplianceError) -> None:
         """Tell the client what went wrong, with a receipt: as a whole answer, or as the last frame of the stream."""
+        answer.require_open()
         if answer.writer is None:
             headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
             await self._send_whole(answer, _terminal_status(error), error.status, error.body(), headers)

@@ -10,7 +10,7 @@ import pytest
 
 from appliance.engine.fake import FakeEngine, FakeScript
 from appliance.engine.types import EngineEvent, GenerationJob
-from appliance.errors import Overloaded, Unavailable
+from appliance.errors import AnswerEnded, EngineFailed, Overloaded, Unavailable
 from tests import reference_decoder as reference
 from tests.unit.appliance.service.rig import CHAT, TEXT, Rig, Wire, chat, fake, stuck, text
 
@@ -44,6 +44,25 @@ async def test_complete_stream(route: str) -> None:
     assert wire.headers["x-receipt-id"] == claims[7].hex()
     assert wire.kinds[-2:] == ["receipt", "done"]
     assert wire.ended
+
+
+@BOTH
+async def test_an_answer_that_has_its_receipt_gets_no_second_one_and_sends_no_more(stream: bool) -> None:
+    """Whatever fails behind the receipt, sending it included, is a fault of ours: nothing is there to be said of it."""
+    rig = Rig()
+
+    def fail(_part: int) -> None:
+        if rig.receipts:
+            raise EngineFailed("late", "too late")
+
+    wire = rig.post(chat(stream=stream), on_part=fail)
+    with pytest.raises(AnswerEnded):
+        await wire.done()
+    rig.only(wire, "complete")
+    if stream:
+        assert wire.kinds[-2:] == ["receipt", "done"]
+    else:
+        assert rig.delivered(wire) == rig.receipts[0]
 
 
 REFUSALS: list[tuple[bytes, dict[str, Any], tuple[int, str, str | None]]] = [
