@@ -7,23 +7,20 @@ it could not be read.
 
 from __future__ import annotations
 
-import re
 import tomllib
-import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
-from appliance import toml_text
+from appliance import config_values, toml_text
 from appliance.addresses import Address, HybridAddress, InheritedSockets, TcpAddress, parse_address
 from appliance.errors import BootError
 from client_sdk.wire import digests
 from client_sdk.wire.vsock import parse_cid
 
 _ENV_PREFIX = "APPLIANCE_"
-_NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?")
 
 
 def _setting(
@@ -128,11 +125,15 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """One served model, by its name in the store. `context_length` 0 = the smaller of 4096 and the model's own."""
+    """One served model, by its name in the store. `context_length` 0 = the smaller of 4096 and the model's own.
+
+    `pooling`: "auto" = vectors or text, as the model's metadata say; "none" = text; else vectors, pooled that way.
+    """
 
     name: str = _setting("")
     context_length: int = _setting(0, low=0, high=1 << 24)
     chat_template_file: str = _setting("", digest=False)
+    pooling: str = _setting("auto", words=("auto", "none", "mean", "cls", "last"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,27 +340,7 @@ def _from_text(section_name: str, key: str, text: str, variable: str) -> object:
     """Read an environment variable as the type of its setting, strictly: "ten" for a number is an error."""
     section = next(entry for entry in fields(Config) if entry.name == section_name)
     kind = get_type_hints(typing.cast(type, section.default_factory))[key]
-    readers: dict[object, Callable[[str], object]] = {
-        str: str,
-        int: lambda text: _number(int, text),
-        float: lambda text: _number(float, text),
-        bool: _flag,
-    }
-    try:
-        if get_origin(kind) is tuple:
-            return [part.strip() for part in text.split(",") if part.strip()]
-        if kind in readers:
-            return readers[kind](text)
-        return "auto" if text == "auto" else _number(int, text)
-    except ValueError:
-        raise BootError(f"environment variable {variable} must be of type {_type_name(kind)}") from None
-
-
-def _number(kind: Callable[[str], object], text: str) -> object:
-    """`kind(text)` without what Python tolerates beyond plain numbers: blanks, underscores, other digits, "inf"."""
-    if _NUMBER.fullmatch(text) is None:
-        raise ValueError
-    return kind(text)
+    return config_values.from_text(kind, text, f"environment variable {variable}")
 
 
 def _models(entries: object, wanted: tuple[str, ...]) -> tuple[ModelConfig, ...]:
@@ -385,56 +366,8 @@ def _section(kind: type, where: str, layers: list[tuple[str, Any]]) -> Any:
         for key, value in layer.items():
             if key not in known:
                 raise BootError(f"{source}: unknown setting {where}.{key}; known: {', '.join(known)}")
-            values[key] = _checked(value, hints[key], known[key].metadata, f"{source}: {where}.{key}")
+            values[key] = config_values.checked(value, hints[key], known[key].metadata, f"{source}: {where}.{key}")
     return kind(**values)
-
-
-def _checked(value: object, kind: Any, metadata: Mapping[str, Any], where: str) -> object:
-    if kind is float and type(value) is int:
-        value = float(value)
-    if get_origin(kind) is tuple:
-        if not isinstance(value, list) or not all(type(item) is str and item and _is_unicode(item) for item in value):
-            raise BootError(f"{where} must be a list of texts")
-        return tuple(value)
-    if type(value) is str and not _is_unicode(value):
-        raise BootError(f"{where} must be UTF-8 text")
-    if get_origin(kind) in (typing.Union, types.UnionType):
-        alternatives = get_args(kind)
-        words = [word for option in alternatives if get_origin(option) is Literal for word in get_args(option)]
-        if value in words and type(value) is str:
-            return value
-        kind = next(option for option in alternatives if get_origin(option) is not Literal)
-    if type(value) is not kind:
-        raise BootError(f"{where} must be of type {_type_name(kind)}")
-    if (spelled := metadata.get("words")) and value not in spelled:
-        raise BootError(f"{where} must be one of {', '.join(spelled)}")
-    low, high = metadata.get("low"), metadata.get("high")
-    size = len(value.encode()) if isinstance(value, str) else value
-    if isinstance(size, int | float) and not (
-        (low is None or size >= low) and (high is None or size <= high)  # written so that NaN fails
-    ):
-        unit = " bytes" if isinstance(value, str) else ""
-        raise BootError(f"{where} must lie between {low} and {high}{unit}")
-    return value
-
-
-def _flag(text: str) -> bool:
-    """Raises ValueError for anything but true and false."""
-    if text not in ("true", "false"):
-        raise ValueError("true or false")
-    return text == "true"
-
-
-def _is_unicode(text: str) -> bool:
-    """False for bytes of the environment that were no UTF-8: Python carries them as lone surrogates."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _type_name(kind: Any) -> str:
-    if get_origin(kind) is tuple:
-        return "list of texts"
-    names = {str: "text", int: "integer", float: "number", bool: "true/false"}
-    return names.get(kind, 'integer or "auto"')
 
 
 def _section_map(section: object, *, pinned_only: bool) -> dict[str, object]:
