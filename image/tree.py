@@ -6,6 +6,7 @@ Nothing of the machine's own files (owner, umask, order in the folder) gets in.
 
 from __future__ import annotations
 
+import dataclasses
 import stat
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -79,6 +80,26 @@ def file(name: str, source: Path, permissions: int = 0o444) -> Entry:
     return Entry(name=name, mode=stat.S_IFREG | permissions, source=source, size=source.stat().st_size)
 
 
+def moved(entry: Entry, name: str) -> Entry:
+    """The same under another name."""
+    return dataclasses.replace(entry, name=name)
+
+
+def read_folder(path: Path, *, owner: int = 0) -> tuple[Entry, ...]:
+    """The files and folders below a folder of this machine: contents are theirs, owners and modes are given.
+
+    Raises BuildError on links and other kinds, OSError.
+    """
+    found = []
+    for below in sorted(path.rglob("*")):
+        name = below.relative_to(path).as_posix()
+        if below.is_symlink() or not (below.is_dir() or below.is_file()):
+            raise BuildError(f"{name} is neither file nor folder")
+        one = folder(name) if below.is_dir() else file(name, below)
+        found.append(dataclasses.replace(one, uid=owner, gid=owner))
+    return ordered(found)
+
+
 def read_tar(path: Path) -> tuple[Entry, ...]:
     """The entries of an uncompressed tar archive; contents stay in the file. Raises BuildError on other kinds.
 
@@ -94,7 +115,7 @@ def read_tar(path: Path) -> tuple[Entry, ...]:
                 target = found.get(_plain(member.linkname) or "")
                 if target is None:
                     raise BuildError(f"{path.name}: {name} is a hard link to what does not come before it")
-                found[name] = _renamed(target, name)
+                found[name] = moved(target, name)
                 continue
             if member.type not in _MODES:
                 raise BuildError(f"{path.name}: {name} is neither file, folder nor link")
@@ -171,16 +192,3 @@ def _plain(name: str) -> str | None:
     if name.startswith("/") or ".." in parts:
         raise BuildError(f"{name!r} leads outside of the archive")
     return "/".join(parts) or None
-
-
-def _renamed(entry: Entry, name: str) -> Entry:
-    return Entry(
-        name=name,
-        mode=entry.mode,
-        uid=entry.uid,
-        gid=entry.gid,
-        content=entry.content,
-        source=entry.source,
-        offset=entry.offset,
-        size=entry.size,
-    )

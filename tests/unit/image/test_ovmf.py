@@ -1,0 +1,75 @@
+"""The recipe of the firmware: what names a build, what apt says of the source, what the patched loader may start."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from image.build.errors import BuildError
+from image.build.lock import Input
+from image.ovmf import firmware, inputs
+
+PRINTED = """\
+'http://mirror.example/e/edk2_2025.02-8%2bdeb13u1.dsc' edk2_2025.02-8+deb13u1.dsc 2656 SHA256:{a}
+'http://mirror.example/e/edk2_2025.02.orig.tar.xz' edk2_2025.02.orig.tar.xz 29646336 SHA256:{b}
+'http://mirror.example/e/edk2_2025.02-8%2bdeb13u1.debian.tar.xz' edk2_2025.02-8+deb13u1.debian.tar.xz 53652 SHA256:{c}
+""".format(a="aa" * 32, b="bb" * 32, c="cc" * 32)
+
+
+def an_input(digest: int) -> Input:
+    return Input(
+        kind="deb",
+        name="gcc",
+        version="14",
+        file="gcc_14_amd64.deb",
+        size=1,
+        sha256=bytes([digest]) * 32,
+        groups=(firmware.TOOLS,),
+    )
+
+
+def test_the_source_is_one_upstream_and_one_debian_archive_by_digest() -> None:
+    upstream, debian = inputs.parse_source_uris(PRINTED)
+    assert (upstream.file, upstream.sha256) == ("edk2_2025.02.orig.tar.xz", b"\xbb" * 32)
+    assert (debian.file, debian.sha256) == ("edk2_2025.02-8+deb13u1.debian.tar.xz", b"\xcc" * 32)
+    assert upstream.version == debian.version == "2025.02-8+deb13u1"
+    assert debian.uri == "http://mirror.example/e/edk2_2025.02-8%2bdeb13u1.debian.tar.xz"
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2])
+def test_another_kind_of_source_package_is_refused(lines: int) -> None:
+    with pytest.raises(BuildError):
+        inputs.parse_source_uris("".join(PRINTED.splitlines(keepends=True)[:lines]))
+
+
+def test_a_build_is_named_by_everything_that_enters_it() -> None:
+    amd, tdx = firmware.FIRMWARES
+    own = firmware.recipe()
+    name = firmware.key(amd, [an_input(1)], own, 1)
+    assert name == firmware.key(amd, [an_input(1)], dict(sorted(own.items(), reverse=True)), 1)
+    others = {
+        firmware.key(tdx, [an_input(1)], own, 1),
+        firmware.key(amd, [an_input(2)], own, 1),
+        firmware.key(amd, [an_input(1)], {**own, "build.sh": b""}, 1),
+        firmware.key(amd, [an_input(1)], own, 2),
+    }
+    assert len(others | {name}) == 5
+
+
+def test_the_recipe_is_complete() -> None:
+    assert {"build.sh", "grub.cfg", "source.sh"} < set(firmware.recipe())
+    assert any(name.startswith("patches/") for name in firmware.recipe())
+
+
+def test_the_loader_in_the_firmware_has_nothing_that_starts_a_system() -> None:
+    patch = firmware.recipe()["patches/0001-start-measured-kernels-only.patch"].decode()
+    hunk = patch[patch.index("GRUB_MODULES") : patch.index("basedir=")]
+    kept = set(re.findall(r"^[ +]\s+(\w+)$", hunk, re.MULTILINE))
+    assert kept == {"fat", "configfile", "memdisk", "sleep", "normal", "echo", "halt"}
+    config = firmware.recipe()["grub.cfg"].decode()
+    assert [line.split()[0] for line in config.splitlines() if not line.startswith("#")] == ["echo", "sleep", "halt"]
+
+
+def test_no_shell_is_built_into_any_firmware() -> None:
+    assert all("BUILD_SHELL=FALSE" in one.defines for one in firmware.FIRMWARES)
