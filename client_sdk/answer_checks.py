@@ -40,6 +40,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "store": (False,),
 }
+_PLAIN_TEXT = ({"type": "text"}, {"type": "text", "json_schema": None})
 
 
 def commitment(
@@ -117,7 +118,7 @@ def _derived(log: CheckLog, request: Mapping[str, object], decoding: Mapping[str
     expected = {"logprobs": logprobs, "prompts": prompts_asked(request), "tool_choice": _tool_choice(request)}
     for field, value in expected.items():
         log.equal(f"parameter {field}", Rejection.PARAMETER_MISMATCH, expected=value, actual=decoding[field])
-    if "echo" not in request:
+    if request.get("echo") is None:
         log.require(decoding["echo"] is False, "parameter echo", Rejection.PARAMETER_MISMATCH, "nobody asked for echo")
 
 
@@ -137,7 +138,7 @@ def _content(log: CheckLog, request: Mapping[str, object], decoding: Mapping[str
     wanted: dict[str, tuple[str, object]] = {
         "stop": (names.LABEL_STOP, [stop] if type(stop) is str and stop else stop),
         "logit_bias": (names.LABEL_LOGIT_BIAS, _biases(log, biases)),
-        "response_format": (names.LABEL_RESPONSE_FORMAT, None if shape == {"type": "text"} else shape),
+        "response_format": (names.LABEL_RESPONSE_FORMAT, None if shape in _PLAIN_TEXT else shape),
         "tools": (names.LABEL_TOOLS, request.get("tools")),
     }
     for field, (label, sent) in wanted.items():

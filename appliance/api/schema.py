@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import PydanticCustomError
 
 from appliance.errors import BadRequest
@@ -47,8 +47,12 @@ class Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True, allow_inf_nan=False)
 
 
+def _null_as_absent(value: Any) -> Any:
+    return False if value is None else value
+
+
 class StreamOptions(Closed):
-    include_usage: bool = False
+    include_usage: Annotated[bool, BeforeValidator(_null_as_absent)] = False
     include_obfuscation: Off | None = None
 
 
