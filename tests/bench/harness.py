@@ -53,7 +53,7 @@ class ServedAppliance:
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
         self._log = Path(self._folder.name, "log")
         self.policy = Path(self._folder.name, "policy.toml")
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"https://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -94,8 +94,15 @@ class ServedAppliance:
 
     @property
     def worker_pid(self) -> int:
-        children = Path(f"/proc/{self.api_pid}/task/{self.api_pid}/children").read_text().split()
-        return int(children[0])
+        return self.workers[0]
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """Every process that the API process has started and that still runs."""
+        children: set[int] = set()
+        for task in Path(f"/proc/{self.api_pid}/task").iterdir():
+            children |= set(map(int, task.joinpath("children").read_text().split()))
+        return tuple(sorted(children))
 
     def _make_policy(self) -> None:
         reference = Path(self._folder.name, "reference.toml")
@@ -120,7 +127,7 @@ class ServedAppliance:
         raise SystemExit(f"the appliance did not start:\n{self._log.read_text()}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
