@@ -174,7 +174,7 @@ def output(
     """The text of every choice, its end, the counts, the id and the model name, as the receipt has them."""
     assert claims.model is not None
     for response_id in content.response_ids:
-        fits = response_id.rpartition("-")[2] == claims.cti.hex()
+        fits = names.receipt_part(response_id) == claims.cti.hex()
         log.require(fits, "response id", Rejection.RECEIPT_ID_MISMATCH, "the answer's id names another receipt")
     for model in content.models:
         log.equal("model named in the answer", Rejection.MODEL_MISMATCH, expected=claims.model.name, actual=model)

@@ -28,6 +28,7 @@ from client_sdk.surroundings import Surroundings, of_this_process
 from client_sdk.transport import AsyncVerifyingTransport, VerifyingTransport
 from client_sdk.verifier import AttestationResult
 from client_sdk.vsock import parse_appliance_address
+from client_sdk.wire.names import receipt_part
 
 if TYPE_CHECKING:
     import openai
@@ -97,10 +98,9 @@ class _Common:
 
     def receipt_for(self, response_id: str) -> VerifiedReceipt:
         """The receipt of one of the last 256 verified answers, by the `id` of its body. Raises KeyError."""
-        _, _, text = response_id.rpartition("-")
         with self._lock:
             try:
-                return self._receipts[bytes.fromhex(text)]
+                return self._receipts[bytes.fromhex(receipt_part(response_id))]
             except ValueError:
                 raise KeyError(response_id) from None
 

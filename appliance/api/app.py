@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from appliance.api.dialects import ChatDialect, CompletionDialect
 from appliance.api.http_exchange import HttpExchange
+from appliance.api.responses import ResponsesDialect
 from appliance.attestation.connection import ChannelState
 from appliance.attestation.responder import Responder
 from appliance.errors import (
@@ -131,10 +132,10 @@ def _add_errors(app: FastAPI, service: Service) -> None:
 
 
 def _add_inference(app: FastAPI, service: Service, gate: Gate, max_body_bytes: int) -> None:
-    def route(dialect: Dialect) -> Callable[[Request], Response]:
+    def route(dialect: Callable[[], Dialect]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
             chain_scope = gate.enter(request, "inference")
-            return InferenceAnswer(service, dialect, chain_scope=chain_scope, max_body_bytes=max_body_bytes)
+            return InferenceAnswer(service, dialect(), chain_scope=chain_scope, max_body_bytes=max_body_bytes)
 
         return answer
 
@@ -144,9 +145,13 @@ def _add_inference(app: FastAPI, service: Service, gate: Gate, max_body_bytes: i
     async def completions(request: Request) -> Response:
         return text(request)
 
-    chat, text = route(ChatDialect()), route(CompletionDialect())
+    async def create_response(request: Request) -> Response:
+        return response(request)
+
+    chat, text, response = route(ChatDialect), route(CompletionDialect), route(ResponsesDialect)
     app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"])
     app.add_api_route("/v1/completions", completions, methods=["POST"])
+    app.add_api_route("/v1/responses", create_response, methods=["POST"])
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
@@ -190,7 +195,7 @@ def _add_operations(app: FastAPI, service: Service, gate: Gate) -> None:
     @app.get(names.PATH_RECEIPTS + "{identifier}")
     async def receipt(request: Request, identifier: str) -> Response:
         chain_scope = gate.enter(request, "receipts")
-        cti = _hex(identifier.rpartition("-")[2], names.CTI_BYTES)
+        cti = _hex(names.receipt_part(identifier), names.CTI_BYTES)
         if cti is None:
             raise NotFound("receipt_not_found", "A receipt id has 32 hex digits.")
         query = request.url.query

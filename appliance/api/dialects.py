@@ -137,7 +137,7 @@ def _message(heading: Heading, choice: Choice) -> dict[str, object]:
         message["content"] = choice.tools.text or (None if calls else "")
         if calls:
             message["tool_calls"] = [
-                {"id": _call_id(heading, choice.index, index), "type": "function", "function": _function(*call)}
+                {"id": call_id(heading, choice.index, index), "type": "function", "function": _function(*call)}
                 for index, call in enumerate(calls)
             ]
     return message
@@ -148,7 +148,7 @@ def _call_delta(heading: Heading, choice: int, call: CallDelta) -> dict[str, obj
         return {"index": call.index, "function": {"arguments": call.arguments}}
     return {
         "index": call.index,
-        "id": _call_id(heading, choice, call.index),
+        "id": call_id(heading, choice, call.index),
         "type": "function",
         "function": _function(call.name, call.arguments),
     }
@@ -158,7 +158,7 @@ def _function(name: str, arguments: str) -> dict[str, str]:
     return {"name": name, "arguments": arguments}
 
 
-def _call_id(heading: Heading, choice: int, index: int) -> str:
+def call_id(heading: Heading, choice: int, index: int) -> str:
     return f"call_{heading.identifier[:24]}_{choice}_{index}"
 
 
