@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from image import tree
+from image import service, tree
 from image.build.errors import BuildError
 from image.eif import newc
 from image.eif.init import KNOWN_OPTIONS, MODULES
@@ -21,8 +21,7 @@ from image.measure import cpio, eif
 from image.tree import Entry
 
 FOLDER: Final = Path(__file__).parent
-CONFIGURATION: Final = "etc/appliance/enclave.toml"
-STORE: Final = "models"
+CONFIGURATION: Final = f"{service.CONFIGURATION_FOLDER}/enclave.toml"
 # reboot=k: how an enclave tells its hypervisor that it ends. pci=off: there is no such bus to look for.
 CMDLINE: Final = (
     "reboot=k panic=1 pci=off console=ttyS0 i8042.noaux i8042.nomux i8042.nopnp i8042.dumbkbd "
@@ -47,7 +46,11 @@ def assemble(parts: Parts, *, name: str, version: str, built: str, epoch: int) -
     unknown = [word for word in CMDLINE.split() if word.partition("=")[0] not in KNOWN_OPTIONS]
     if unknown:
         raise BuildError(f"the enclave's first process would refuse its own command line: {unknown[0]}")
-    ramdisks = (boot_entries(parts.modules), root_entries(parts.root, parts.model_names), model_entries(parts.model))
+    ramdisks = (
+        boot_entries(parts.modules),
+        root_entries(parts.root, parts.model_names),
+        service.store_entries(parts.model),
+    )
     return eif.Eif(
         kernel=parts.kernel,
         cmdline=CMDLINE,
@@ -79,18 +82,8 @@ def root_entries(root: Sequence[Entry], model_names: Sequence[str]) -> tuple[Ent
     """The root file system with the enclave's configuration in it. Raises BuildError where it brings its own /init."""
     if any(entry.name in ("init", "enclave") for entry in root):
         raise BuildError("the root file system has /init or /enclave, which would replace those of the first ramdisk")
-    return tree.ordered([*root, tree.text(CONFIGURATION, configuration(model_names).encode(), 0o444)])
-
-
-def configuration(model_names: Sequence[str]) -> str:
-    """The appliance's configuration file in an enclave: enclave.toml and the models that are served."""
-    models = "".join(f'\n[[models]]\nname = "{name}"\n' for name in model_names)
-    return (FOLDER / "enclave.toml").read_text(encoding="utf-8") + models
-
-
-def model_entries(model: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The model store under its folder."""
-    return tree.ordered([tree.folder(STORE), *(tree.moved(entry, f"{STORE}/{entry.name}") for entry in model)])
+    own = service.configuration(FOLDER / "enclave.toml", model_names)
+    return tree.ordered([*root, tree.text(CONFIGURATION, own, 0o444)])
 
 
 def weight_digests(image: eif.Eif) -> Mapping[str, bytes]:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from image.build import chroot
+from image.build.chroot import Chroot
 from image.build.errors import BuildError
 from image.build.lock import CACHE, Input, Lock
-from image.build.run import environment
-from image.ovmf.firmware import FIRMWARES, LINKS, SOURCE, TOOLS, Firmware, key, recipe
-from image.ovmf.sandbox import Sandbox
+from image.ovmf.firmware import FIRMWARES, SOURCE, TOOLS, key, recipe
 
+CHROOTS = Path("build/image/tools")
 _MANIFEST = "firmware.json"
 
 
@@ -33,18 +34,19 @@ def build(lock: Lock, out: Path, *, jobs: int, say: Callable[[str], None], cache
 
     Raises BuildError. Inputs must be cached.
     """
-    inputs, own = lock.group(SOURCE, TOOLS), recipe()
-    keys = {one.file: key(one, inputs, own, lock.source_date_epoch) for one in FIRMWARES}
+    inputs = lock.group(SOURCE, TOOLS)
+    keys = {one.file: key(one, inputs, recipe(), lock.source_date_epoch) for one in FIRMWARES}
     wanted = [one for one in FIRMWARES if not _is_built(out, one.file, keys[one.file])]
     if wanted:
         out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="ovmf-") as scratch:
-            sandbox = Sandbox(root=Path(scratch) / "root", environ=_environ(lock))
-            say(f"Unpacking {len(lock.group(TOOLS))} packages of tools and the source")
-            _prepare(sandbox, lock, own, cache)
+        say(f"Preparing the tools ({len(lock.group(TOOLS))} packages)")
+        tools = chroot.prepare(lock.group(TOOLS), tools=CHROOTS, source_date_epoch=lock.source_date_epoch)
+        with tempfile.TemporaryDirectory(prefix="ovmf-") as scratch, tools.bound(Path(scratch), "/build"):
+            _prepare(tools, Path(scratch), lock, cache)
             for one in wanted:
                 say(f"Building {one.file} ({one.purpose})")
-                _build_one(sandbox, one, jobs, out)
+                tools.run(["bash", "/build/build.sh", str(jobs), one.platform, *one.defines])
+                _take(Path(scratch) / "edk2/Build" / one.folder / "RELEASE_GCC5/FV/OVMF.fd", out / one.file)
         _write_manifest(out, keys)
     return tuple(Built(path=out / one.file, sha256=_sha256(out / one.file), key=keys[one.file]) for one in FIRMWARES)
 
@@ -62,20 +64,15 @@ def check(lock: Lock, *, jobs: int, say: Callable[[str], None], cache: Path = CA
     return found[0]
 
 
-def _environ(lock: Lock) -> Mapping[str, str]:
-    return {**environment(lock.source_date_epoch), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHON3_ENABLE": "TRUE"}
-
-
-def _prepare(sandbox: Sandbox, lock: Lock, own: Mapping[str, bytes], cache: Path) -> None:
-    sandbox.unpack(lock.group(TOOLS), cache, LINKS)
-    folder = sandbox.root / "build"
-    for name, content in own.items():
+def _prepare(tools: Chroot, folder: Path, lock: Lock, cache: Path) -> None:
+    """Put our files and the source into `folder`, which is /build inside."""
+    for name, content in recipe().items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
     upstream, debian = _archives(lock.group(SOURCE))
     for archive in (upstream, debian):
         shutil.copyfile(archive.cached(cache), folder / archive.file)
-    sandbox.run(["bash", "/build/source.sh", f"/build/{upstream.file}", f"/build/{debian.file}"])
+    tools.run(["bash", "/build/source.sh", f"/build/{upstream.file}", f"/build/{debian.file}"])
 
 
 def _archives(inputs: Sequence[Input]) -> tuple[Input, Input]:
@@ -87,15 +84,13 @@ def _archives(inputs: Sequence[Input]) -> tuple[Input, Input]:
     return upstream[0], debian[0]
 
 
-def _build_one(sandbox: Sandbox, firmware: Firmware, jobs: int, out: Path) -> None:
-    sandbox.run(["bash", "/build/build.sh", str(jobs), firmware.platform, *firmware.defines])
-    made = sandbox.root / "build/edk2/Build" / firmware.folder / "RELEASE_GCC5/FV/OVMF.fd"
-    partial = out / f".{firmware.file}.part"
+def _take(made: Path, target: Path) -> None:
+    partial = target.with_name(f".{target.name}.part")
     try:
         shutil.copyfile(made, partial)
     except OSError as error:
-        raise BuildError(f"{firmware.platform} was built, but left no firmware: {error.strerror}") from error
-    partial.rename(out / firmware.file)
+        raise BuildError(f"{target.name} was built, but left no firmware: {error.strerror}") from error
+    partial.rename(target)
 
 
 def _is_built(out: Path, file: str, wanted: str) -> bool:

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from image.build import lock
@@ -15,43 +14,23 @@ from image.build.lock import Input
 FOLDER: Final = Path(__file__).parent
 SOURCE, TOOLS = "edk2", "edk2-tools"
 SOURCE_PACKAGE: Final = "edk2"
-# What edk2's makefiles and its grub.sh call, besides the tools those depend on.
+# What edk2's makefiles and its grub.sh call, beyond the base system.
 TOOL_PACKAGES: Final = (
+    "?essential",
     "acpica-tools",
-    "base-files",
-    "bash",
-    "coreutils",
-    "dash",
-    "debianutils",
-    "diffutils",
+    "apt",
     "dosfstools",
-    "findutils",
     "g++",
     "gcc",
-    "grep",
     "grub-common",
     "grub-efi-amd64-bin",
-    "gzip",
-    "libc-bin",
     "make",
-    "mawk",
     "mtools",
     "nasm",
     "patch",
     "python3",
-    "sed",
-    "tar",
     "uuid-dev",
     "xz-utils",
-)
-# Names that Debian's alternatives would give.
-LINKS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "usr/bin/awk": "mawk",
-        "usr/bin/c++": "g++",
-        "usr/bin/cc": "gcc",
-        "usr/bin/which": "which.debianutils",
-    }
 )
 
 
@@ -95,5 +74,5 @@ def key(firmware: Firmware, inputs: Iterable[Input], own: Mapping[str, bytes], e
     hasher = hashlib.sha256(lock.digest(inputs))
     for name, content in sorted(own.items()):
         hasher.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
-    hasher.update(f"{firmware.platform} {' '.join(firmware.defines)} {epoch} {sorted(LINKS.items())}\n".encode())
+    hasher.update(f"{firmware.platform} {' '.join(firmware.defines)} {epoch}\n".encode())
     return hasher.hexdigest()

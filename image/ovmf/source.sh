@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs inside the sandbox, once: unpack edk2 from what lies in /build, with Debian's patches and then ours.
+# Runs inside the tools chroot, once: unpack edk2 from what lies in /build, with Debian's patches and then ours.
 #   source.sh ORIG DEBIAN
 set -euo pipefail
 shopt -s nullglob

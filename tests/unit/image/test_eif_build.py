@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from image import tree
+from image import service, tree
 from image.build.errors import BuildError
 from image.eif import build, init
 from image.measure import cpio, eif
@@ -57,11 +57,12 @@ def test_equal_parts_give_equal_bytes_and_weights_move_pcr2_alone_of_the_boot() 
 
 
 def test_configuration_is_of_an_enclave_and_names_its_models() -> None:
-    settings = tomllib.loads(build.configuration(("small", "large")))
+    settings = tomllib.loads(service.configuration(build.FOLDER / "enclave.toml", ("small", "large")).decode())
     assert settings["server"]["listen"] == ["vsock:5000"]
     assert settings["attestation"] == {"attester": "nitro"}
-    assert settings["store"]["models_dir"] == "/" + build.STORE
+    assert settings["store"]["models_dir"] == "/" + service.STORE
     assert [model["name"] for model in settings["models"]] == ["small", "large"]
+    assert (init.SERVICE[0], init.USER) == (service.PYTHON, service.USER)
     assert init.SERVICE[-1] == "/" + build.CONFIGURATION
 
 

@@ -6,16 +6,18 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import shutil
 import subprocess
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from image import tree
+from image import service, tree
 from image.build.errors import BuildError
-from image.oci import layout
+from image.oci import build, layout
 
 EPOCH = 1_764_374_400
 SETTINGS = layout.Settings(
@@ -105,3 +107,57 @@ def test_skopeo_reads_the_archive(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["config"]["User"] == "1000:1000"
+
+
+def parts() -> build.Parts:
+    return build.Parts(
+        root=tree.ordered([tree.folder("etc"), tree.folder("etc/appliance"), tree.text("etc/motd", b"hello\n")]),
+        model=tree.ordered([tree.folder("blobs"), tree.text("blobs/w.gguf", b"GGUF")]),
+        model_names=("small",),
+    )
+
+
+def compress(tar: Path, to: Path) -> None:
+    to.write_bytes(gzip.compress(tar.read_bytes(), mtime=0))
+
+
+@pytest.mark.skipif(
+    shutil.which("umoci") is None or shutil.which("skopeo") is None or os.geteuid() != 0,
+    reason="needs umoci, skopeo and root",
+)
+def test_the_image_unpacks_to_root_and_models_and_runs_as_the_unprivileged_user(tmp_path: Path) -> None:
+    build.build(parts(), tmp_path / "image.tar", version="1", epoch=EPOCH, compress=compress)
+    subprocess.run(
+        ["skopeo", "copy", "--quiet", f"oci-archive:{tmp_path}/image.tar", f"oci:{tmp_path}/layout:1"], check=True
+    )
+    subprocess.run(["umoci", "unpack", "--image", f"{tmp_path}/layout:1", str(tmp_path / "bundle")], check=True)
+    root = tmp_path / "bundle/rootfs"
+    assert sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()) == [
+        "etc/appliance/container.toml",
+        "etc/motd",
+        "models/blobs/w.gguf",
+    ]
+    process = json.loads((tmp_path / "bundle/config.json").read_text())["process"]
+    assert (process["user"]["uid"], process["user"]["gid"]) == (1000, 1000)
+    assert process["args"][0] == service.PYTHON
+
+
+def test_two_builds_in_different_folders_give_the_same_bytes(tmp_path: Path) -> None:
+    first, second = tmp_path / "a/image.tar", tmp_path / "bb/image.tar"
+    digests = [build.build(parts(), out, version="1", epoch=EPOCH, compress=compress) for out in (first, second)]
+    assert digests[0] == digests[1]
+    assert first.read_bytes() == second.read_bytes()
+    assert [path.name for path in first.parent.iterdir()] == ["image.tar"]
+
+
+def test_configuration_asks_for_keys_and_hardware() -> None:
+    settings = tomllib.loads(service.configuration(build.FOLDER / "container.toml", ("small",)).decode())
+    assert settings["attestation"] == {"attester": "auto"}
+    assert settings["keys"]["file"].startswith("/run/appliance/")
+    assert settings["store"]["models_dir"] == "/" + service.STORE
+    assert settings["server"]["listen"] == [f"0.0.0.0:{build.PORT}"]
+
+
+def test_a_root_without_a_place_for_the_configuration_is_refused() -> None:
+    with pytest.raises(BuildError, match="/etc/appliance"):
+        build.layers(build.Parts(root=(), model=(), model_names=()))
