@@ -24,6 +24,7 @@ from appliance.attestation.ra_tls import CertificateRotator
 from appliance.attestation.responder import Responder, Statement
 from appliance.attestation.tls_server import ChannelProtocol, make_protocol_class
 from appliance.config import Config, allowed_cids
+from appliance.engine.embedding_supervisor import SupervisedEmbedder
 from appliance.engine.stats import ENGINE_STATS
 from appliance.engine.supervisor import SupervisedEngine
 from appliance.errors import AttestationUnavailable, BootError
@@ -200,7 +201,7 @@ async def _load_models(
     models: dict[str, ServedModel] = {}
     for model in config.models:
         installed = host.store.get(model.name)
-        engine = SupervisedEngine(facts.engine_settings(config, model, installed, host.python))
+        engine = facts.engine_for(config, model, installed, host.python)
         stack.push_async_callback(engine.stop, config.server.grace_s)
 
         def named(phase: str, fraction: float, name: str = model.name) -> None:
@@ -209,7 +210,10 @@ async def _load_models(
         await engine.start(named)
         served = Served(model=facts.model_facts(model.name, engine.model), engine=facts.engine_facts(engine.info))
         created = int(host.surroundings.clock())
-        models[model.name] = ServedModel(name=model.name, engine=engine, served=served, created=created)
+        embedder = engine if isinstance(engine, SupervisedEmbedder) else None
+        models[model.name] = ServedModel(
+            name=model.name, engine=engine, served=served, created=created, embedder=embedder
+        )
     return models
 
 

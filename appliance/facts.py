@@ -7,10 +7,13 @@ import platform
 from pathlib import Path
 
 from appliance.config import Config, ModelConfig
+from appliance.engine.embedding_supervisor import SupervisedEmbedder
 from appliance.engine.gguf import read_facts
+from appliance.engine.pooling import resolve_pooling
 from appliance.engine.prefix_cache import CacheLimits
 from appliance.engine.sealed import seal_model
 from appliance.engine.settings import EngineSettings, RestartPolicy, SpeculationSettings
+from appliance.engine.supervisor import SupervisedEngine
 from appliance.engine.types import EngineInfo, LoadedModel
 from appliance.errors import BootError
 from appliance.models.manifest import InstalledModel
@@ -64,8 +67,17 @@ def engine_settings(config: Config, model: ModelConfig, installed: InstalledMode
         ),
         deterministic=config.engine.determinism == "always",
         chat_template=template,
+        pooling=model.pooling,
         restart=RestartPolicy(stall_s=config.engine.stall_s),
     )
+
+
+def engine_for(config: Config, model: ModelConfig, installed: InstalledModel, python: str) -> SupervisedEngine:
+    """The engine that makes of this model what it is for: text or vectors. Raises BootError."""
+    settings = engine_settings(config, model, installed, python)
+    with installed.paths[0].open("rb") as file:  # read again, and checked, once it is sealed
+        pooling = resolve_pooling(model.pooling, read_facts(file.fileno(), chat_template=settings.chat_template))
+    return SupervisedEngine(settings) if pooling is None else SupervisedEmbedder(settings)
 
 
 def model_facts(name: str, loaded: LoadedModel) -> ModelFacts:

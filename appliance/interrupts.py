@@ -6,12 +6,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from appliance.engine.types import EngineEvent
 from appliance.errors import DeadlineExceeded, Unavailable
 
 T = TypeVar("T")
+Event = TypeVar("Event")
 
 
 class ClientGone(Exception):
@@ -56,21 +56,21 @@ class Interrupts:
                 await asyncio.wait({task})
 
 
-class EventReader:
+class EventReader(Generic[Event]):
     """Reads the events of an answer's jobs one by one under interrupts. Always `aclose` it: that cancels the jobs.
 
     One task takes all events of a job from the engine and one future wakes the reader. A task and a wait of its own for
     each event cost as many rounds of the event loop again, for every token of every answer.
     """
 
-    def __init__(self, jobs: Iterable[AsyncGenerator[EngineEvent, None]], interrupts: Interrupts) -> None:
+    def __init__(self, jobs: Iterable[AsyncGenerator[Event, None]], interrupts: Interrupts) -> None:
         self._jobs = tuple(jobs)
         self._interrupts = interrupts
-        self._arrived: deque[tuple[int, EngineEvent]] = deque()
+        self._arrived: deque[tuple[int, Event]] = deque()
         self._taking: tuple[asyncio.Task[None], ...] = ()
         self._waiter: asyncio.Future[None] | None = None
 
-    async def next(self, wait_s: float | None = None) -> tuple[int, EngineEvent] | None:
+    async def next(self, wait_s: float | None = None) -> tuple[int, Event] | None:
         """The next event with the index of its job, or None when `wait_s` passes first (the event is not lost).
 
         Raises as `Interrupts.check`, and what the engine raises.
@@ -94,7 +94,7 @@ class EventReader:
             await self._wait(left_s if wait_s is None else max(0.0, min(left_s, wait_s)))
             waited = True
 
-    def unread(self, events: Iterable[tuple[int, EngineEvent]]) -> None:
+    def unread(self, events: Iterable[tuple[int, Event]]) -> None:
         """Put events back that came too early; `next` gives them again, in this order, before all others."""
         self._arrived.extendleft(reversed(tuple(events)))
 

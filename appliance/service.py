@@ -6,12 +6,14 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
 from appliance import decoding
 from appliance.cache_scopes import CacheScopes
+from appliance.embeddings import VectorDialect, VectorWork
 from appliance.engine.base import Engine
+from appliance.engine.embedding import Embedder
 from appliance.engine.types import Delta, EngineEvent, Finished, PromptReady, SamplingParams
 from appliance.errors import AnswerEnded, ApplianceError, InternalError, NotFound, Overloaded, Unavailable
 from appliance.exchange import Call, Choice, Dialect, Exchange, Heading, Piece, Usage
@@ -28,12 +30,13 @@ from client_sdk.wire.stream import encode_base64url
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model under its public name, with what its receipts say about it."""
+    """A model under its public name, with what its receipts say about it. `embedder` is there for one of vectors."""
 
     name: str
     engine: Engine
     served: Served
     created: int
+    embedder: Embedder | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +233,7 @@ class Service:
             self._active -= 1
             self._active_of[key] -= 1
 
-    async def respond(self, exchange: Exchange, dialect: Dialect) -> None:
+    async def respond(self, exchange: Exchange, dialect: Dialect | VectorDialect) -> None:
         """Answer one request. Once it has a place, every way out of here has issued one receipt.
 
         Raises Overloaded or Unavailable when there is no place.
@@ -257,7 +260,7 @@ class Service:
             except ClientGone:
                 answer.issue(answer.outcome(names.STATUS_CANCELLED, 499, b""))
 
-    async def _answer(self, answer: Answer, dialect: Dialect) -> None:
+    async def _answer(self, answer: Answer, dialect: Dialect | VectorDialect) -> None:
         exchange, around = answer.exchange, self._surroundings
         interrupts = Interrupts(
             gone=exchange.gone,
@@ -266,17 +269,35 @@ class Service:
             monotonic=around.monotonic,
         )
         # The body counts too: a client that sends it drop by drop holds a place.
-        call = dialect.parse(await interrupts.bound(exchange.read_body()))
-        model = self.models.get(call.model)
+        body = await interrupts.bound(exchange.read_body())
+        if isinstance(dialect, VectorDialect):
+            await self._vectors(answer, dialect, body, interrupts)
+        else:
+            await self._generate(answer, dialect, body, interrupts)
+
+    def _open(self, answer: Answer, name: str) -> ServedModel:
+        """The model asked for, whose name the answer and its receipt have from here on. Raises NotFound."""
+        model = self.models.get(name)
         if model is None:
             raise NotFound("model_not_found", "No model of this name is served here.", param="model")
         answer.served = model.served
-        answer.heading = Heading(
-            identifier=answer.subject.cti.hex(),
-            created=answer.subject.iat,
-            model=model.name,
-            include_usage=call.include_usage,
-        )
+        answer.heading = replace(answer.heading, model=model.name)
+        return model
+
+    async def _vectors(self, answer: Answer, dialect: VectorDialect, body: bytes, interrupts: Interrupts) -> None:
+        call, written = dialect.parse_inputs(body), b""
+        embedder = self._open(answer, call.model).embedder
+        work = VectorWork(subject=answer.subject, heading=answer.heading, call=call, dialect=dialect)
+        async with aclosing(work.steps(embedder, interrupts)) as steps:
+            async for evaluation, part in steps:
+                answer.evaluation, written = evaluation, part
+        await self._send_whole(answer, names.STATUS_COMPLETE, 200, written, {})
+
+    async def _generate(self, answer: Answer, dialect: Dialect, body: bytes, interrupts: Interrupts) -> None:
+        exchange, around = answer.exchange, self._surroundings
+        call = dialect.parse(body)
+        model = self._open(answer, call.model)
+        answer.heading = replace(answer.heading, include_usage=call.include_usage)
         drawn = int.from_bytes(around.random_bytes(4), "big") >> 1
         sampling = decoding.resolve(call, drawn_seed=drawn, deterministic=self._limits.deterministic)
         jobs = decoding.jobs(answer.subject, call, sampling, self._scopes.scope(exchange.scope, call.cache_key))
@@ -291,7 +312,7 @@ class Service:
             await reader.aclose()
 
     @staticmethod
-    async def _prompts(call: Call, reader: EventReader) -> Mapping[int, PromptReady]:
+    async def _prompts(call: Call, reader: EventReader[EngineEvent]) -> Mapping[int, PromptReady]:
         """Wait until the engine has accepted every prompt: what is refused is refused before anything was sent."""
         ready: dict[int, PromptReady] = {}
         early: list[tuple[int, EngineEvent]] = []
@@ -307,7 +328,7 @@ class Service:
         reader.unread(early)
         return ready
 
-    async def _whole(self, answer: Answer, dialect: Dialect, reader: EventReader) -> None:
+    async def _whole(self, answer: Answer, dialect: Dialect, reader: EventReader[EngineEvent]) -> None:
         running = len(answer.choices)
         while running:
             match await reader.next():
@@ -319,7 +340,7 @@ class Service:
         body = dialect.whole(answer.heading, answer.choices, answer.usage)
         await self._send_whole(answer, names.STATUS_COMPLETE, 200, body, {})
 
-    async def _stream(self, answer: Answer, dialect: Dialect, reader: EventReader) -> None:
+    async def _stream(self, answer: Answer, dialect: Dialect, reader: EventReader[EngineEvent]) -> None:
         exchange, choices, heading = answer.exchange, answer.choices, answer.heading
         writer = self._open_stream(answer)
         await exchange.send_head(answer.head)
@@ -359,7 +380,7 @@ class Service:
         )
         return answer.writer
 
-    async def _fail(self, answer: Answer, dialect: Dialect, error: ApplianceError) -> None:
+    async def _fail(self, answer: Answer, dialect: Dialect | VectorDialect, error: ApplianceError) -> None:
         """Tell the client what went wrong, with a receipt: as a whole answer, or as the last frame of the stream."""
         answer.require_open()
         if answer.writer is None:

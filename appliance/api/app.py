@@ -11,10 +11,12 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Receive, Scope, Send
 
 from appliance.api.dialects import ChatDialect, CompletionDialect
+from appliance.api.embeddings import EmbeddingDialect
 from appliance.api.http_exchange import HttpExchange
 from appliance.api.responses import ResponsesDialect
 from appliance.attestation.connection import ChannelState
 from appliance.attestation.responder import Responder
+from appliance.embeddings import VectorDialect
 from appliance.errors import (
     ApplianceError,
     BadRequest,
@@ -65,7 +67,7 @@ class InferenceAnswer(Response):
     def __init__(
         self,
         service: Service,
-        dialect: Dialect,
+        dialect: Dialect | VectorDialect,
         *,
         chain_scope: ChainScope,
         max_body_bytes: int,
@@ -99,6 +101,7 @@ def build_app(
     gate = Gate(ring, clock)
     _add_errors(app, service)
     _add_inference(app, service, gate, max_body_bytes)
+    _add_embeddings(app, service, gate, max_body_bytes)
     _add_attestation(app, service, responder, gate)
     _add_operations(app, service, gate)
     return app
@@ -161,6 +164,13 @@ def _add_inference(app: FastAPI, service: Service, gate: Gate, max_body_bytes: i
             for model in service.models.values()
         ]
         return JSONResponse({"object": "list", "data": listed}, headers=_NO_STORE)
+
+
+def _add_embeddings(app: FastAPI, service: Service, gate: Gate, max_body_bytes: int) -> None:
+    @app.post("/v1/embeddings")
+    async def embeddings(request: Request) -> Response:
+        chain_scope = gate.enter(request, "inference")
+        return InferenceAnswer(service, EmbeddingDialect(), chain_scope=chain_scope, max_body_bytes=max_body_bytes)
 
 
 def _add_attestation(app: FastAPI, service: Service, responder: Responder, gate: Gate) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from appliance.receipts.transcript import OutputTranscript, StreamTranscript, Subject
 from client_sdk.wire import names
+from client_sdk.wire.embedding import EmbeddingFacts
 from client_sdk.wire.receipt import (
     DeviceFacts,
     EngineFacts,
@@ -38,12 +39,16 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What the engine did with a request. Present as a whole or not at all."""
+    """What the engine did with a request. Present as a whole or not at all.
+
+    Text has `decoding` and `outputs`, vectors have `embedding`.
+    """
 
     prompt: PromptFacts
-    decoding: Mapping[str, object]
-    outputs: tuple[OutputTranscript, ...]
     execution: Mapping[str, object]
+    decoding: Mapping[str, object] | None = None
+    outputs: tuple[OutputTranscript, ...] = ()
+    embedding: EmbeddingFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,7 @@ def build(instance: InstanceFacts, record: Record, place: Place) -> ReceiptClaim
     """The claims of one receipt. A refusal drops what an engine may have done before: it is no part of the answer."""
     subject, outcome = record.subject, record.outcome
     evaluation = None if outcome.status == names.STATUS_REFUSED else record.evaluation
+    outputs = evaluation.outputs if evaluation else ()
     body = outcome.body
     return ReceiptClaims(
         iss=instance.iss,
@@ -108,7 +114,8 @@ def build(instance: InstanceFacts, record: Record, place: Place) -> ReceiptClaim
         model=record.served.model if record.served else None,
         prompt=evaluation.prompt if evaluation else None,
         decoding=evaluation.decoding if evaluation else None,
-        output=tuple(o.facts(subject, i) for i, o in enumerate(evaluation.outputs)) if evaluation else None,
+        output=tuple(o.facts(subject, i) for i, o in enumerate(outputs)) or None,
         stream=outcome.stream.facts() if outcome.stream else None,
         execution=evaluation.execution if evaluation else None,
+        embedding=evaluation.embedding if evaluation else None,
     )

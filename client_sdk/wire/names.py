@@ -109,7 +109,7 @@ MEDIA_CBOR: Final = "application/cbor"
 MEDIA_COSE: Final = "application/cose"
 MEDIA_JSON: Final = "application/json"
 MEDIA_EVENT_STREAM: Final = "text/event-stream"
-INFERENCE_ROUTES: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
+INFERENCE_ROUTES: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
 
 # Sizes
 NONCE_BYTES: Final = 32

@@ -18,6 +18,7 @@ from appliance.engine.llama_cpp.runtime import Aborted, LlamaRuntime, RuntimeFai
 Vector = npt.NDArray[np.float32]
 
 _SPEED_TOKENS = 32
+_HARDLY_IN_A_VOCABULARY = "\u13a0 \U0001f9ff \U0002a6d6"  # a letter, a picture, an ideograph, all rare
 
 _POOLING_TYPES = {
     "mean": llama_cpp.LLAMA_POOLING_TYPE_MEAN,
@@ -99,7 +100,7 @@ class EmbeddingRuntime(LlamaRuntime):
     @cached_property
     def control_ids(self) -> frozenset[int]:
         """Control tokens that no text may become. Where the tokenizer knows no word it gives one of them: not that."""
-        unknown = self.tokenize("\U0010fffd", parse_special=False)
+        unknown = self.tokenize(_HARDLY_IN_A_VOCABULARY, parse_special=False)
         return frozenset(token for token, _ in self.control_texts) - frozenset(unknown)
 
     # -- evaluation ------------------------------------------------------------------------------------------------
@@ -128,7 +129,8 @@ class EmbeddingRuntime(LlamaRuntime):
         ]
         if self._wanted.pooling == "mean":
             weighted = [vector * len(part) for vector, part in zip(vectors, parts, strict=True)]
-            return (np.sum(weighted, axis=0) / len(tokens)).astype(np.float32)
+            mean: Vector = (np.sum(weighted, axis=0) / len(tokens)).astype(np.float32)
+            return mean
         return (vectors[0] if self._wanted.pooling == "cls" else vectors[-1]).astype(np.float32)
 
     def _evaluate(self, pieces: Sequence[tuple[int, int, Sequence[int]]], *, clear: bool) -> list[Vector]:
