@@ -8,13 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from appliance.engine.types import GenerationJob, PromptReady, SamplingParams
-from appliance.errors import BadRequest
+from appliance.errors import BadRequest, EngineFailed
 from appliance.exchange import Call, Usage
 from appliance.receipts.transcript import Subject
 from client_sdk.wire import cbor, names
 
 SEEDS = 2**32 - 1
 """Seeds are 0..SEEDS-1: llama.cpp takes 2**32 - 1 for "draw one"."""
+FACTS_PER_CHOICE = 32
+_LIMIT_FACTS_BYTES = 32 << 10
 
 
 def resolve(call: Call, *, drawn_seed: int, deterministic: bool) -> SamplingParams:
@@ -130,7 +132,12 @@ def usage(prompt_tokens: int, counts: Sequence[int], facts: Sequence[Mapping[str
 
 
 def execution(facts: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
-    """Facts about the paths of all choices: one where they agree, else one of each choice, named `fact/N`."""
+    """Facts about the paths of all choices: one where they agree, else one of each choice, named `fact/N`.
+
+    Raises EngineFailed where an engine states more than a receipt can hold of all choices, however they disagree.
+    """
+    if any(len(each) > FACTS_PER_CHOICE for each in facts):
+        raise EngineFailed("engine_failed", f"The engine stated more than {FACTS_PER_CHOICE} facts of one answer.")
     merged: dict[str, object] = {}
     for name in dict.fromkeys(name for each in facts for name in each):
         values = [each.get(name) for each in facts]
@@ -138,4 +145,6 @@ def execution(facts: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
             merged[name] = values[0]
         else:
             merged.update({f"{name}/{index}": value for index, value in enumerate(values)})
+    if len(cbor.encode(merged)) > _LIMIT_FACTS_BYTES:
+        raise EngineFailed("engine_failed", f"The facts of the answer exceed {_LIMIT_FACTS_BYTES} bytes.")
     return merged

@@ -38,7 +38,8 @@ DECODING_FIELDS: Mapping[str, tuple[type, ...]] = {
 """Every effective parameter of generation with the types it may have. Bytes are commitments, null where nothing of
 the kind is in force."""
 
-_MAX_EXECUTION_FACTS = 64
+MAX_EXECUTION_FACTS = 256
+"""Of one receipt: a fact that differs between choices is there once for each, so this is 32 for each of 8 choices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,8 +422,8 @@ def _outputs(value: list[object]) -> tuple[OutputFacts, ...]:
 
 
 def _execution(value: dict[object, object]) -> dict[str, object]:
-    if len(value) > _MAX_EXECUTION_FACTS:
-        raise WireError(_CODE, f"more than {_MAX_EXECUTION_FACTS} execution facts")
+    if len(value) > MAX_EXECUTION_FACTS:
+        raise WireError(_CODE, f"more than {MAX_EXECUTION_FACTS} execution facts")
     facts: dict[str, object] = {}
     for key, item in value.items():
         if type(key) is not str or not key or type(item) not in (int, float, bool, str, bytes, type(None)):

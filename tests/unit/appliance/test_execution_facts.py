@@ -1,0 +1,61 @@
+"""What an engine states about the path of an answer always fits its receipt, whatever differs between the choices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from appliance import decoding
+from appliance.api.schema import MAX_CHOICES
+from appliance.errors import EngineFailed
+from client_sdk.wire import cose, names
+from client_sdk.wire.receipt import MAX_EXECUTION_FACTS, ReceiptClaims
+from tests import cddl
+from tests.vectors import honest
+
+PLAIN = [7, 0.5, True, "text", b"\x00" * 32, None]
+
+
+def facts(choice: int, count: int, text: str = "") -> dict[str, object]:
+    """`count` facts of which each differs between any two choices."""
+    return {f"{'a-rather-long-name':.<40}{number}": f"{text}{choice}" for number in range(count)}
+
+
+def test_what_is_shared_is_there_once_and_what_differs_once_for_each_choice() -> None:
+    merged = decoding.execution([{"threads": 2, "exact": True, "passes": 1}, {"threads": 2, "exact": 1, "passes": 1}])
+    assert merged == {"threads": 2, "exact/0": True, "exact/1": 1, "passes": 1}
+    assert decoding.execution([{"a": 1}, {}]) == {"a/0": 1, "a/1": None}
+
+
+def test_the_most_that_the_most_choices_can_state_fits_a_receipt() -> None:
+    """Every fact of every choice differs, and all of them are as long as they may be together."""
+    assert MAX_CHOICES * decoding.FACTS_PER_CHOICE <= MAX_EXECUTION_FACTS
+    worst = [facts(choice, decoding.FACTS_PER_CHOICE, "x" * 78) for choice in range(MAX_CHOICES)]
+    merged = decoding.execution(worst)
+    assert len(merged) == MAX_CHOICES * decoding.FACTS_PER_CHOICE
+    claims = honest.whole_answer()
+    assert claims.output is not None
+    full = replace(claims, execution=merged, output=claims.output[:1] * MAX_CHOICES)
+    assert ReceiptClaims.parse(full.encode()) == full
+    header = cose.protected_header(kid=bytes(32), typ=names.TYP_RECEIPT)
+    receipt = cose.sign1(protected=header, salt=bytes(32), payload=full.encode(), sign=lambda _: bytes(64))
+    cddl.validate("receipt", receipt)
+    assert len(receipt) <= names.LIMIT_RECEIPT_BYTES
+
+
+def test_more_than_that_fails_the_answer_instead_of_its_receipt() -> None:
+    for too_much in (
+        [facts(0, decoding.FACTS_PER_CHOICE + 1)],
+        [{}, facts(1, decoding.FACTS_PER_CHOICE + 1)],
+        [facts(0, 1, "x" * 33_000)],
+        [facts(choice, 30, "x" * 150) for choice in range(MAX_CHOICES)],
+    ):
+        with pytest.raises(EngineFailed):
+            decoding.execution(too_much)
+
+
+@pytest.mark.parametrize("value", PLAIN)
+def test_every_plain_value_may_be_a_fact(value: object) -> None:
+    claims = replace(honest.whole_answer(), execution=decoding.execution([{"fact": value}]))
+    assert ReceiptClaims.parse(claims.encode()) == claims
