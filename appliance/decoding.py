@@ -50,6 +50,7 @@ def resolve(call: Call, *, drawn_seed: int, deterministic: bool) -> SamplingPara
         stop=wanted.stop,
         logprobs=wanted.logprobs,
         grammar=call.shape.grammar,
+        score_prompt=call.echo and wanted.logprobs is not None,
     )
 
 

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
-from appliance import decoding
+from appliance import decoding, fitting
 from appliance.cache_scopes import CacheScopes
 from appliance.embeddings import VectorDialect, VectorWork
 from appliance.engine.base import Engine
 from appliance.engine.embedding import Embedder
 from appliance.engine.types import Delta, EngineEvent, Finished, PromptReady, SamplingParams
 from appliance.errors import AnswerEnded, ApplianceError, InternalError, NotFound, Overloaded, Unavailable
-from appliance.exchange import Call, Choice, Dialect, Exchange, Heading, Piece, Usage
+from appliance.exchange import Call, Choice, Dialect, Exchange, Fit, Heading, Piece, Usage
 from appliance.interrupts import ClientGone, EventReader, Interrupts
 from appliance.metrics import Metrics
 from appliance.receipts.air import AirIssuer, AirRecord
@@ -79,6 +79,7 @@ class Answer:
         self.writer: StreamWriter | None = None
         self._execution: list[Mapping[str, object]] = []
         self._each = 1
+        self._fit = Fit()
         self._issuer = issuer
         self._fallback = fallback
         self._ended = ended
@@ -137,33 +138,32 @@ class Answer:
 
     def begin(self, call: Call, sampling: SamplingParams, ready: Mapping[int, PromptReady]) -> None:
         """The engine has taken every prompt: from now on the receipt speaks of an evaluation."""
-        measured, tools = sampling.logprobs is not None, call.shape.tool_choice != "none"
-        self.choices = tuple(
-            Choice(index, measured=measured, echoed=decoding.echoed(call, index), tools=tools)
-            for index in range(len(ready))
-        )
+        self.choices = tuple(fitting.choice(call, index, ready[index].prompt_text) for index in range(len(ready)))
+        self._fit = call.fit
         self._execution, self._each = [ready[index].execution for index in range(len(ready))], call.n
         prompts = [ready[index] for index in range(0, len(ready), call.n)]
         self.evaluation = Evaluation(
             prompt=prompt_facts(self.subject, [(prompt.prompt_text, prompt.token_ids) for prompt in prompts]),
             decoding=decoding.claim(self.subject, call, sampling, min(each.max_tokens for each in ready.values())),
             outputs=tuple(choice.output for choice in self.choices),
-            execution=decoding.execution(self._execution),
+            execution={**decoding.execution(self._execution), **fitting.facts(call.fit, self.choices)},
         )
 
     def end(self, choice: Choice, event: Finished) -> Piece | None:
         """One choice has ended; what only its end knows about its path is known now. Returns what was held back."""
         piece = choice.end(event.reason)
-        if event.execution and self.evaluation is not None:
+        if self.evaluation is not None:
             self._execution[choice.index] = {**self._execution[choice.index], **event.execution}
-            self.evaluation = replace(self.evaluation, execution=decoding.execution(self._execution))
+            facts = {**decoding.execution(self._execution), **fitting.facts(self._fit, self.choices)}
+            self.evaluation = replace(self.evaluation, execution=facts)
         return piece
 
     @property
     def usage(self) -> Usage:
         prompt_tokens = self.evaluation.prompt.count if self.evaluation else 0
         counts = [choice.output.count for choice in self.choices]
-        return decoding.usage(prompt_tokens, counts, self._execution, self._each)
+        usage = decoding.usage(prompt_tokens, counts, self._execution, self._each)
+        return replace(usage, reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices))
 
     @property
     def head(self) -> dict[str, str]:
@@ -297,7 +297,12 @@ class Service:
         exchange, around = answer.exchange, self._surroundings
         call = dialect.parse(body)
         model = self._open(answer, call.model)
-        answer.heading = replace(answer.heading, include_usage=call.include_usage)
+        answer.heading = replace(
+            answer.heading,
+            include_usage=call.include_usage,
+            obfuscate=around.random_bytes if call.include_obfuscation else None,
+        )
+        call = fitting.fit(call, model.engine.model.chat)
         drawn = int.from_bytes(around.random_bytes(4), "big") >> 1
         sampling = decoding.resolve(call, drawn_seed=drawn, deterministic=self._limits.deterministic)
         jobs = decoding.jobs(answer.subject, call, sampling, self._scopes.scope(exchange.scope, call.cache_key))
@@ -333,7 +338,7 @@ class Service:
         while running:
             match await reader.next():
                 case index, Delta() as delta:
-                    answer.choices[index].take(delta.text, delta.token_ids, delta.logprobs)
+                    answer.choices[index].take(delta.text, delta.token_ids, delta.logprobs, delta.prompt_logprobs)
                 case index, Finished() as finished:
                     answer.end(answer.choices[index], finished)
                     running -= 1
@@ -354,7 +359,7 @@ class Service:
                     if writer.transcript.checkpoint_due:
                         await writer.checkpoint()
                 case index, Delta() as delta:
-                    piece = choices[index].take(delta.text, delta.token_ids, delta.logprobs)
+                    piece = choices[index].take(delta.text, delta.token_ids, delta.logprobs, delta.prompt_logprobs)
                     if piece is not None:
                         await writer.frames(*dialect.delta(heading, choices[index], piece))
                 case index, Finished() as finished:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from client_sdk.answer_content import AnswerContent, prompts_asked
 from client_sdk.checks import CheckLog, shown
@@ -188,14 +188,17 @@ def output(
     log.require(same, "choices", Rejection.OUTPUT_MISMATCH, "the answer has other choices than the receipt")
     if claims.decoding is not None and claims.decoding["echo"]:
         content = replace(content, texts=_without_echo(log, request, content, claims.decoding["n"]))
-    tools = _tool_names(request) if claims.decoding is not None and claims.decoding["tool_choice"] != "none" else ()
+    spelling = _spelling(log, claims, request)
     for index, facts in enumerate(outputs):
-        _choice(log, index, facts, content, tools, salt)
+        _choice(log, (index, facts), content, spelling, salt)
     if content.usage is None:
         log.not_checked("usage", "the answer states no token counts")
     else:
         counted = (claims.prompt.count if claims.prompt else 0, sum(facts.count for facts in outputs))
         log.equal("usage", Rejection.OUTPUT_MISMATCH, expected=counted, actual=content.usage)
+    if content.reasoning_tokens is not None:
+        stated = (claims.execution or {}).get(wire_tools.FACT_REASONING_TOKENS, 0)
+        log.equal("reasoning tokens", Rejection.OUTPUT_MISMATCH, expected=stated, actual=content.reasoning_tokens)
 
 
 def _without_echo(
@@ -213,17 +216,45 @@ def _without_echo(
     return texts
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spelling:
+    """How generated text spells what answers carry in parts: the form and the names of calls, and for each choice what
+    stands before and behind its reasoning."""
+
+    syntax: wire_tools.CallSyntax
+    tools: Sequence[str]
+    marks: Sequence[tuple[str, str]]
+
+
+def _spelling(log: CheckLog, claims: ReceiptClaims, request: Mapping[str, object]) -> _Spelling:
+    execution, choices = claims.execution or {}, len(claims.output or ())
+    callable_ = claims.decoding is not None and claims.decoding["tool_choice"] != "none"
+    try:
+        return _Spelling(
+            syntax=wire_tools.syntax_of(execution),
+            tools=_tool_names(request) if callable_ else (),
+            marks=wire_tools.marks_of(execution, choices),
+        )
+    except (ValueError, RecursionError):
+        log.reject("form of the output", Rejection.OUTPUT_MISMATCH, "the receipt's form of calls or reasoning is none")
+
+
 def _choice(
-    log: CheckLog, index: int, facts: OutputFacts, content: AnswerContent, tools: Sequence[str], salt: bytes | None
+    log: CheckLog, output: tuple[int, OutputFacts], content: AnswerContent, spelling: _Spelling, salt: bytes | None
 ) -> None:
     code = Rejection.OUTPUT_MISMATCH
+    index, facts = output
     log.equal(f"finish reason {index}", code, expected=facts.finish, actual=content.finishes[index])
     calls = content.calls.get(index, ())
-    log.require(bool(tools) or not calls, f"tool calls {index}", code, "tools are called, though none could be")
+    log.require(
+        bool(spelling.tools) or not calls, f"tool calls {index}", code, "tools are called, though none could be"
+    )
     label = names.label_output_text(index)
+    opened, closed = spelling.marks[index]
+    thought = f"{opened}{content.reasoning.get(index, '')}{closed}"
     generated: list[bytes] = []
-    for text in _spellings(content.texts[index], calls, tools, whole=facts.finish == "tool_calls"):
-        encoded = _utf8(text)
+    for text in _spellings(content.texts[index], calls, spelling, whole=facts.finish == "tool_calls"):
+        encoded = _utf8(thought + text)
         if encoded is None:
             log.reject(f"output text {index}", code, "the text has no UTF-8 form")
         generated.append(encoded)
@@ -233,20 +264,24 @@ def _choice(
     commitment(log, f"output text {index}", code, salt, (label, generated[0], facts.text))
 
 
-def _spellings(text: str, calls: Sequence[tuple[str, str]], tools: Sequence[str], *, whole: bool) -> Iterator[str]:
+def _spellings(text: str, calls: Sequence[tuple[str, str]], spelling: _Spelling, *, whole: bool) -> Iterator[str]:
     """What may have been generated for this text and these calls.
 
     That is one text, unless the answer was cut where a call was being made: what stands between arguments belongs to
     no part of the answer, and may have come in part.
     """
+    syntax, tools = spelling.syntax, spelling.tools
     if whole or not tools:
-        yield wire_tools.spelled(text, calls)
+        yield syntax.spelled(text, calls)
         return
-    base = wire_tools.spelled(text, calls).removesuffix(wire_tools.CLOSE) if calls else text
+    base = syntax.spelled(text, calls).removesuffix(syntax.after + syntax.end) if calls else text
     yield base
-    between = wire_tools.CLOSE + wire_tools.BETWEEN if calls else ""
-    for name in tools:
-        rest = between + wire_tools.OPEN + wire_tools.head(name)
+    rests = [syntax.after + syntax.end] if calls else []
+    if calls and syntax.between is not None:
+        rests += [syntax.after + syntax.between + syntax.before + name + syntax.middle for name in tools]
+    elif not calls:
+        rests += [syntax.opening + name + syntax.middle for name in tools]
+    for rest in rests:
         yield from (base + rest[:size] for size in range(1, len(rest) + 1))
 
 

@@ -20,7 +20,8 @@ MAX_STREAM_TEXT_CHARS = 64 << 20
 class AnswerContent:
     """What the answer says: `texts`, `calls`, `finishes` per choice index, `usage` in (prompt, completion) tokens.
 
-    `calls` are the calls of tools, (name, arguments); a choice without any is not in it.
+    `calls` are the calls of tools, (name, arguments), `reasoning` is what is shown apart from the text; a choice
+    without any is not in them. `reasoning_tokens` is that part of the completion tokens, None where none is stated.
     """
 
     texts: Mapping[int, str]
@@ -29,6 +30,9 @@ class AnswerContent:
     usage: tuple[int, int] | None
     response_ids: frozenset[str]
     models: frozenset[str]
+    stated: Mapping[str, object] | None = None
+    reasoning: Mapping[int, str] = field(default_factory=dict)
+    reasoning_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,7 @@ def choices_asked(request: Mapping[str, object]) -> int:
 
 def read_whole(route: str, body: bytes) -> AnswerContent:
     """Texts, finish reasons and counts of a successful whole answer. Raises MalformedError MALFORMED_RESPONSE."""
-    reader = _Reader(Rejection.MALFORMED_RESPONSE)
+    reader = JsonReader(Rejection.MALFORMED_RESPONSE)
     collected = _Collected()
     answer = reader.record(reader.json(body), "answer")
     for choice in reader.choices(answer):
@@ -76,6 +80,7 @@ def read_whole(route: str, body: bytes) -> AnswerContent:
             reader.fail("a choice comes twice")
         collected.texts[index] = [reader.text_of(route, choice, "message")]
         collected.add_calls(reader, index, choice.get("message"), whole=True)
+        collected.add_reasoning(reader, index, choice.get("message"))
         collected.finishes[index] = reader.text_or_none(choice, "finish_reason")
     collected.add_envelope(reader, answer)
     return collected.content()
@@ -88,7 +93,7 @@ class DeltaCollector:
 
     def __init__(self, route: str) -> None:
         self._route = route
-        self._reader = _Reader(Rejection.MALFORMED_STREAM)
+        self._reader = JsonReader(Rejection.MALFORMED_STREAM)
         self._collected = _Collected()
         self._chars = 0
 
@@ -108,6 +113,7 @@ class DeltaCollector:
             text = reader.text_of(self._route, choice, "delta")
             collected.texts.setdefault(index, []).append(text)
             self._chars += len(text) + collected.add_calls(reader, index, choice.get("delta"), whole=False)
+            self._chars += collected.add_reasoning(reader, index, choice.get("delta"))
             if self._chars > MAX_STREAM_TEXT_CHARS:
                 reader.fail("the text is too long")
             finish = reader.text_or_none(choice, "finish_reason")
@@ -127,12 +133,14 @@ class DeltaCollector:
 class _Collected:
     texts: dict[int, list[str]] = field(default_factory=dict)
     calls: dict[int, list[tuple[str, list[str]]]] = field(default_factory=dict)
+    reasoning: dict[int, list[str]] = field(default_factory=dict)
     finishes: dict[int, str | None] = field(default_factory=dict)
     usage: tuple[int, int] | None = None
+    reasoning_tokens: int | None = None
     response_ids: set[str] = field(default_factory=set)
     models: set[str] = field(default_factory=set)
 
-    def add_envelope(self, reader: _Reader, answer: Mapping[str, object]) -> None:
+    def add_envelope(self, reader: JsonReader, answer: Mapping[str, object]) -> None:
         """`id`, `model`, `usage`, which whole answers and frames carry alike; of two ids neither could be trusted."""
         for key, seen in (("id", self.response_ids), ("model", self.models)):
             text = reader.text_or_none(answer, key)
@@ -145,8 +153,11 @@ class _Collected:
         if usage is not None:
             counts = reader.record(usage, "usage")
             self.usage = (reader.count(counts, "prompt_tokens"), reader.count(counts, "completion_tokens"))
+            details = reader.record(counts.get("completion_tokens_details") or {}, "completion_tokens_details")
+            stated = details.get("reasoning_tokens") is not None
+            self.reasoning_tokens = reader.count(details, "reasoning_tokens") if stated else None
 
-    def add_calls(self, reader: _Reader, index: int, holder: object, *, whole: bool) -> int:
+    def add_calls(self, reader: JsonReader, index: int, holder: object, *, whole: bool) -> int:
         """Take in `tool_calls` of a message or a delta; the number of characters in them."""
         listed = holder.get("tool_calls") if isinstance(holder, dict) else None
         if listed is None:
@@ -170,6 +181,13 @@ class _Collected:
             size += len(name or "") + len(arguments or "")
         return size
 
+    def add_reasoning(self, reader: JsonReader, index: int, holder: object) -> int:
+        """Take in `reasoning_content` of a message or a delta; the number of characters in it."""
+        text = reader.text_or_none(holder, "reasoning_content") if isinstance(holder, dict) else None
+        if text:
+            self.reasoning.setdefault(index, []).append(text)
+        return len(text or "")
+
     def content(self) -> AnswerContent:
         return AnswerContent(
             texts={index: "".join(parts) for index, parts in self.texts.items()},
@@ -182,10 +200,12 @@ class _Collected:
             usage=self.usage,
             response_ids=frozenset(self.response_ids),
             models=frozenset(self.models),
+            reasoning={index: "".join(parts) for index, parts in self.reasoning.items()},
+            reasoning_tokens=self.reasoning_tokens,
         )
 
 
-class _Reader:
+class JsonReader:
     """Typed access to JSON that may have any shape. Messages never quote content."""
 
     __slots__ = ("_code",)

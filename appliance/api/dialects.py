@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from appliance.api import conversation, logprobs, structured
@@ -12,6 +12,9 @@ from appliance.engine.tools import CallDelta
 from appliance.engine.types import InfillPrompt, PromptInput, TokenPrompt
 from appliance.errors import ApplianceError, BadRequest
 from appliance.exchange import Call, Choice, Heading, Piece, Usage, Wanted
+from client_sdk.wire.stream import encode_base64url
+
+OBFUSCATION_BYTES = 128
 
 
 def _json(document: Mapping[str, object]) -> bytes:
@@ -30,10 +33,17 @@ def _usage(usage: Usage) -> dict[str, object]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
             "accepted_prediction_tokens": usage.accepted_tokens,
             "rejected_prediction_tokens": usage.rejected_tokens,
         },
     }
+
+
+def _obfuscated(document: Mapping[str, object], random_bytes: Callable[[int], bytes]) -> Mapping[str, object]:
+    """With random text in a field of its own, such that frames have a multiple of OBFUSCATION_BYTES."""
+    missing = -len(_frame({**document, "obfuscation": ""})) % OBFUSCATION_BYTES
+    return {**document, "obfuscation": encode_base64url(random_bytes(missing))[:missing].decode()}
 
 
 class _Frames:
@@ -54,7 +64,7 @@ class _Frames:
         document = {**self._envelope(heading, self.chunk_object), "choices": [choice]}
         if heading.include_usage:
             document["usage"] = None
-        return _frame(document)
+        return _frame(document if heading.obfuscate is None else _obfuscated(document, heading.obfuscate))
 
     def closing(self, heading: Heading, usage: Usage) -> tuple[bytes, ...]:
         if not heading.include_usage:
@@ -76,7 +86,7 @@ class ChatDialect(_Frames):
     chunk_object = "chat.completion.chunk"
 
     def parse(self, body: bytes) -> Call:
-        return chat_call(parse(ChatCompletionRequest, body))
+        return replace(chat_call(parse(ChatCompletionRequest, body)), split_reasoning=True)
 
     def whole(self, heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
         documents = [
@@ -97,7 +107,9 @@ class ChatDialect(_Frames):
 
     def delta(self, heading: Heading, choice: Choice, piece: Piece) -> tuple[bytes, ...]:
         measured = None if choice.measured is None else logprobs.chat((piece,))
-        delta: dict[str, object] = {"content": piece.text} if piece.text else {}
+        delta: dict[str, object] = {"reasoning_content": piece.reasoning} if piece.reasoning else {}
+        if piece.text:
+            delta["content"] = piece.text
         if piece.calls:
             delta["tool_calls"] = [_call_delta(heading, choice.index, call) for call in piece.calls]
         return (self._delta(heading, choice.index, delta, None, measured),)
@@ -131,10 +143,12 @@ def chat_call(request: ChatCompletionRequest) -> Call:
 
 
 def _message(heading: Heading, choice: Choice) -> dict[str, object]:
-    message: dict[str, object] = {"role": "assistant", "content": choice.output.text, "refusal": None}
+    message: dict[str, object] = {"role": "assistant", "content": choice.content, "refusal": None}
+    if choice.reasoning is not None and choice.reasoning.reasoning:
+        message["reasoning_content"] = choice.reasoning.reasoning
     if choice.tools is not None:
         calls = choice.tools.calls
-        message["content"] = choice.tools.text or (None if calls else "")
+        message["content"] = choice.content or (None if calls else "")
         if calls:
             message["tool_calls"] = [
                 {"id": call_id(heading, choice.index, index), "type": "function", "function": _function(*call)}
@@ -176,8 +190,6 @@ class CompletionDialect(_Frames):
             raise BadRequest("missing_field", "Several prompts need 'max_tokens'.", param="max_tokens")
         if request.echo and not all(isinstance(prompt, str) for prompt in prompts):
             raise _conflict("echo", "'echo' needs prompts that are text, without 'suffix'.")
-        if request.echo and request.logprobs is not None:
-            raise _conflict("echo", "'echo' with 'logprobs' is not supported: prompts have no probabilities here.")
         call = _call(
             request,
             prompts=prompts,
@@ -197,12 +209,14 @@ class CompletionDialect(_Frames):
 
     def opening(self, heading: Heading, choices: Sequence[Choice]) -> tuple[bytes, ...]:
         return tuple(
-            self._chunk(heading, self._choice(choice, choice.echoed, None, None)) for choice in choices if choice.echoed
+            self._chunk(heading, self._choice(choice, choice.echoed, None, None))
+            for choice in choices
+            if choice.echoed and choice.measured is None  # else the echo comes when it has been measured
         )
 
     def delta(self, heading: Heading, choice: Choice, piece: Piece) -> tuple[bytes, ...]:
         measured = None if choice.measured is None else (piece,)
-        return (self._chunk(heading, self._choice(choice, piece.text, measured, None)),)
+        return (self._chunk(heading, self._choice(choice, piece.echo + piece.text, measured, None)),)
 
     def finish(self, heading: Heading, choice: Choice) -> tuple[bytes, ...]:
         return (self._chunk(heading, self._choice(choice, "", None, choice.output.finish)),)
@@ -245,7 +259,8 @@ def _call(
     max_tokens_field: str,
     top: int | None,
 ) -> Call:
-    if request.stream_options is not None and not request.stream:
+    options = request.stream_options
+    if options is not None and not request.stream:
         raise _conflict("stream_options", "'stream_options' needs 'stream' to be true.")
     biases, n = request.logit_bias or {}, request.n or 1
     if n * len(prompts) > MAX_CHOICES:
@@ -272,5 +287,6 @@ def _call(
         n=n,
         cache_key=request.prompt_cache_key or "",
         stream=bool(request.stream),
-        include_usage=request.stream_options is not None and request.stream_options.include_usage,
+        include_usage=options is not None and options.include_usage,
+        include_obfuscation=options is not None and bool(options.include_obfuscation),
     )

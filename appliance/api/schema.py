@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
 from appliance.errors import BadRequest
@@ -53,7 +63,7 @@ def _null_as_absent(value: Any) -> Any:
 
 class StreamOptions(Closed):
     include_usage: Annotated[bool, BeforeValidator(_null_as_absent)] = False
-    include_obfuscation: Off | None = None
+    include_obfuscation: bool | None = None
 
 
 class NamedSchema(Closed):
@@ -84,17 +94,39 @@ class ToolCall(Closed):
     function: CalledFunction
 
 
+class TextPart(Closed):
+    type: Literal["text"]
+    text: str
+
+
+def _content_kind(value: object) -> str:
+    return "list[part]" if isinstance(value, list) else "str"
+
+
+# Told apart by form, so that an error names the part and the field that is at fault.
+Content = Annotated[
+    Annotated[str, Tag("str")] | Annotated[list[TextPart], Field(min_length=1, max_length=1024), Tag("list[part]")],
+    Discriminator(_content_kind),
+]
+
+
 class Message(Closed):
-    """The nulls are what answers carry and requests repeat (B121)."""
+    """The nulls are what answers carry and requests repeat (B121). Parts of content follow one another directly."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | None = None
+    content: Content | None = None
+    reasoning_content: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=64)] | None = None
     tool_call_id: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
     refusal: None = None
     annotations: None = None
     audio: None = None
     function_call: None = None
+
+    @property
+    def text(self) -> str:
+        content = self.content or ""
+        return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class Function(Closed):

@@ -8,7 +8,7 @@ from appliance.api.schema import ChatCompletionRequest, ResponseFormat, Tool, To
 from appliance.engine import json_schema
 from appliance.engine import tools as engine_tools
 from appliance.errors import BadRequest
-from appliance.exchange import Shape
+from appliance.exchange import CallRules, Shape
 
 _SHOWN_KEYWORD_CHARS = 64
 
@@ -31,22 +31,23 @@ def shape(request: ChatCompletionRequest) -> Shape:
     response_format, grammar = constrain(request.response_format)
     choice = request.tool_choice or "auto"
     parallel = request.parallel_tool_calls is not False
+    calls = None
     if choice != "none":
         if grammar is not None:
             raise BadRequest("conflicting_fields", "'tools' and 'response_format' exclude each other.", param="tools")
-        if request.logprobs:
-            raise BadRequest("conflicting_fields", "'logprobs' with 'tools' is not supported.", param="logprobs")
-        grammar = _calls(tools, choice, parallel=parallel)
+        calls = _calls(tools, choice, parallel=parallel)
     return Shape(
         response_format=response_format,
         grammar=grammar,
         tools=sent,
         tool_choice=f"function:{choice.function.name}" if isinstance(choice, ToolChoice) else choice,
         parallel=parallel,
+        calls=calls,
     )
 
 
-def _calls(tools: Sequence[Tool], choice: str | ToolChoice, *, parallel: bool) -> str:
+def _calls(tools: Sequence[Tool], choice: str | ToolChoice, *, parallel: bool) -> CallRules:
+    """Checked as a grammar in the common form: in what form a model calls has no part in what a schema may say."""
     usable = []
     for index, tool in enumerate(tools):
         parameters = {"type": "object"} if tool.function.parameters is None else tool.function.parameters
@@ -66,9 +67,10 @@ def _calls(tools: Sequence[Tool], choice: str | ToolChoice, *, parallel: bool) -
     if not usable:
         raise BadRequest("invalid_field", "'tool_choice' names no tool of this request.", param="tool_choice")
     try:
-        return engine_tools.grammar(usable, optional=choice == "auto", parallel=parallel)
+        engine_tools.grammar(usable, optional=choice == "auto", parallel=parallel)
     except json_schema.SchemaRefused as refused:
         raise unsupported(refused, "tools") from None
+    return CallRules(tools=tuple(usable), optional=choice == "auto", parallel=parallel)
 
 
 def constrain(wanted: ResponseFormat | None) -> tuple[object, str | None]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from appliance.engine.base import Progress
 from appliance.engine.text import TextAssembler
 from appliance.engine.types import (
+    ChatFormat,
     Delta,
     EngineEvent,
     EngineInfo,
@@ -24,6 +25,7 @@ from appliance.engine.types import (
     PromptReady,
     TokenLogprob,
     TokenPrompt,
+    ToolChat,
 )
 from appliance.errors import BadRequest, EngineFailed, Unavailable
 
@@ -44,6 +46,8 @@ class FakeScript:
     context_length: int = 4096
     seeded: bool = False
     """True appends the seed to the answer, so that answers can be told apart."""
+    chat: ChatFormat = field(default_factory=ChatFormat)
+    """What its template knows. One that opens reasoning ends every chat prompt with the start tag."""
 
 
 @dataclass(slots=True)
@@ -84,6 +88,7 @@ class FakeEngine:
             tokenizer_digest=bytes([1] * 32),
             chat_template_digest=bytes([2] * 32),
             weights=((1, bytes([3] * 32)),),
+            chat=self.script.chat,
         )
 
     @property
@@ -133,7 +138,9 @@ class FakeEngine:
             self.counters.cancelled += not ended
 
     def _prepare(self, job: GenerationJob) -> PromptReady:
-        text = _prompt_text(job.prompt)
+        text, tags = _prompt_text(job.prompt), self.script.chat.reasoning
+        if job.prompt_field == "messages" and tags is not None and self.script.chat.opens_reasoning:
+            text += f"{tags.start}\n"
         tokens = [byte + 3 for byte in text.encode()]
         limit = self.script.context_length
         if len(tokens) >= limit:
@@ -183,7 +190,9 @@ def _prompt_text(prompt: PromptInput) -> str:
         return bytes(token - 3 for token in prompt.tokens).decode()
     if isinstance(prompt, InfillPrompt):
         raise BadRequest("suffix_not_supported", "the fake engine fills no gaps", param="suffix")
-    return "".join(f"<{message.role}>{message.content}\n" for message in prompt)
+    told, messages = (prompt.tools, prompt.messages) if isinstance(prompt, ToolChat) else ("", prompt)
+    lines = [f"<{message.role}>{message.content}" for message in messages]
+    return "".join(f"{line}\n" for line in ([f"<tools>{told}"] if told else []) + lines)
 
 
 def _measure(piece: bytes, top: int | None) -> tuple[TokenLogprob, ...]:

@@ -7,20 +7,25 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from appliance.engine.channel import ChannelError
+from appliance.engine.reasoning import Tags
 from appliance.engine.types import (
+    ChatFormat,
     ChatMessage,
     Delta,
     EngineEvent,
     Finished,
     GenerationJob,
     InfillPrompt,
+    MadeCall,
     PromptInput,
     PromptReady,
     SamplingParams,
     TokenLogprob,
     TokenPrompt,
+    ToolChat,
 )
 from appliance.errors import ApplianceError, BadRequest, EngineFailed
+from client_sdk.wire import tools as wire_tools
 
 T = TypeVar("T")
 
@@ -55,7 +60,15 @@ def _pack_prompt(prompt: PromptInput) -> object:
         return {"tokens": struct.pack(f"<{len(prompt.tokens)}I", *prompt.tokens)}
     if isinstance(prompt, InfillPrompt):
         return {"prefix": prompt.prefix, "suffix": prompt.suffix}
-    return prompt if isinstance(prompt, str) else [[item.role, item.content] for item in prompt]
+    if isinstance(prompt, ToolChat):
+        messages = [_pack_message(item) for item in prompt.messages]
+        return {"messages": messages, "tools": prompt.tools, "as_text": prompt.arguments_as_text}
+    return prompt if isinstance(prompt, str) else [_pack_message(item) for item in prompt]
+
+
+def _pack_message(message: ChatMessage) -> list[object]:
+    calls = [[call.call_id, call.name, call.arguments] for call in message.calls]
+    return [message.role, message.content, message.reasoning, calls, message.call_id, message.name]
 
 
 def _unpack_prompt(prompt: object) -> PromptInput:
@@ -70,6 +83,12 @@ def _unpack_prompt(prompt: object) -> PromptInput:
         if len(packed) % 4:
             raise ChannelError("token ids are cut short")
         return TokenPrompt(tokens=struct.unpack(f"<{len(packed) // 4}I", packed))
+    if "messages" in prompt:
+        return ToolChat(
+            messages=tuple(_chat_message(item) for item in take(prompt, "messages", list)),
+            tools=take(prompt, "tools", str),
+            arguments_as_text=take(prompt, "as_text", bool),
+        )
     return InfillPrompt(prefix=take(prompt, "prefix", str), suffix=take(prompt, "suffix", str))
 
 
@@ -89,6 +108,7 @@ def _pack_sampling(sampling: SamplingParams) -> dict[str, object]:
         "logprobs": sampling.logprobs,
         "grammar": sampling.grammar,
         "deterministic": sampling.deterministic,
+        "score_prompt": sampling.score_prompt,
     }
 
 
@@ -122,6 +142,7 @@ def _unpack_sampling(message: Mapping[str, object]) -> SamplingParams:
         logprobs=optional(message, "logprobs", int),
         grammar=optional(message, "grammar", str),
         deterministic=take(message, "deterministic", bool),
+        score_prompt=take(message, "score_prompt", bool),
     )
 
 
@@ -132,19 +153,63 @@ def _bias(item: object) -> tuple[int, float]:
 
 
 def _chat_message(item: object) -> ChatMessage:
-    if isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], str):
-        return ChatMessage(role=item[0], content=item[1])
-    raise ChannelError("a chat message is not a pair of texts")
+    if not isinstance(item, list) or len(item) != 6:
+        raise ChannelError("a chat message has not six parts")
+    names = ("role", "content", "reasoning", "calls", "call_id", "name")
+    parts = dict(zip(names, item, strict=True))
+    return ChatMessage(
+        role=take(parts, "role", str),
+        content=take(parts, "content", str),
+        reasoning=optional(parts, "reasoning", str),
+        calls=tuple(_made_call(call) for call in take(parts, "calls", list)),
+        call_id=optional(parts, "call_id", str),
+        name=optional(parts, "name", str),
+    )
+
+
+def _made_call(item: object) -> MadeCall:
+    if isinstance(item, list) and len(item) == 3 and all(isinstance(part, str) for part in item):
+        return MadeCall(call_id=item[0], name=item[1], arguments=item[2])
+    raise ChannelError("a call is not three texts")
+
+
+def pack_chat_format(chat: ChatFormat) -> dict[str, object]:
+    return {
+        "takes_tools": chat.takes_tools,
+        "calls": None if chat.calls is None else chat.calls.encode(),
+        "as_text": chat.arguments_as_text,
+        "reasoning": None if chat.reasoning is None else [chat.reasoning.start, chat.reasoning.end],
+        "opens": chat.opens_reasoning,
+    }
+
+
+def unpack_chat_format(message: Mapping[str, object]) -> ChatFormat:
+    """Raises ChannelError."""
+    calls, tags = optional(message, "calls", str), optional(message, "reasoning", list)
+    if tags is not None and (len(tags) != 2 or not all(isinstance(tag, str) and tag for tag in tags)):
+        raise ChannelError("the tags of reasoning are not two texts")
+    try:
+        syntax = None if calls is None else wire_tools.syntax_of({wire_tools.FACT_SYNTAX: calls})
+    except ValueError:
+        raise ChannelError("the form of calls is not six texts") from None
+    return ChatFormat(
+        takes_tools=take(message, "takes_tools", bool),
+        calls=syntax,
+        arguments_as_text=take(message, "as_text", bool),
+        reasoning=None if tags is None else Tags(start=tags[0], end=tags[1]),
+        opens_reasoning=take(message, "opens", bool),
+    )
 
 
 def pack_event(job_id: bytes, event: EngineEvent | ApplianceError) -> dict[str, object]:
     """Messages `delta`, `ready`, `end`, `error`."""
     if isinstance(event, Delta):
         message: dict[str, object] = {"t": "delta", "id": job_id, "text": event.text, "tokens": event.token_ids}
-        if event.logprobs:
-            message["logprobs"] = [
-                [item.token, item.logprob, [[token, number] for token, number in item.top]] for item in event.logprobs
-            ]
+        for key, entries in (("logprobs", event.logprobs), ("prompt_logprobs", event.prompt_logprobs)):
+            if entries:
+                message[key] = [
+                    [item.token, item.logprob, [[token, number] for token, number in item.top]] for item in entries
+                ]
         return message
     if isinstance(event, PromptReady):
         return {
@@ -175,6 +240,7 @@ def unpack_event(message: Mapping[str, object]) -> EngineEvent | ApplianceError:
             text=take(message, "text", str),
             token_ids=take(message, "tokens", bytes),
             logprobs=tuple(_logprob(item) for item in optional(message, "logprobs", list) or ()),
+            prompt_logprobs=tuple(_logprob(item) for item in optional(message, "prompt_logprobs", list) or ()),
         )
     if kind == "ready":
         return PromptReady(
@@ -196,6 +262,8 @@ def unpack_event(message: Mapping[str, object]) -> EngineEvent | ApplianceError:
 
 def _logprob(item: object) -> TokenLogprob:
     if isinstance(item, list) and len(item) == 3 and isinstance(item[2], list):
+        if item[1] is None and isinstance(item[0], bytes) and not item[2]:
+            return TokenLogprob(token=item[0], logprob=None)
         token, number = _token_number(item[:2])
         return TokenLogprob(token=token, logprob=number, top=tuple(_token_number(entry) for entry in item[2]))
     raise ChannelError("a log probability is not a token, a number and its alternatives")

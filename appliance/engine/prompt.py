@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from appliance.engine.chat_template import ChatTemplate, Rendering
-from appliance.engine.types import ChatMessage, InfillPrompt, PromptInput, TokenPrompt
+from appliance.engine.chat_template import ChatTemplate, Rendering, TemplateRejected, documents
+from appliance.engine.types import ChatMessage, InfillPrompt, PromptInput, TokenPrompt, ToolChat
 from appliance.errors import BadRequest
 
 Span = tuple[int, int]
@@ -68,6 +69,8 @@ class PromptBuilder:
             return self._from_tokens(prompt)
         if isinstance(prompt, InfillPrompt):
             return self._from_gap(prompt)
+        if isinstance(prompt, ToolChat):
+            self._check_words(prompt)
         rendering = self._template.render(prompt, template_date=template_date, random_bytes=self._random_bytes)
         if rendering.spans is None:
             self._check_unlocated(rendering, prompt, template_date)
@@ -136,22 +139,41 @@ class PromptBuilder:
             raise _forged(param)
         return tokens
 
-    def _check_unlocated(self, rendering: Rendering, messages: tuple[ChatMessage, ...], template_date: str) -> None:
+    def _check_words(self, chat: ToolChat) -> None:
+        """What of tools, ids and names no mark can follow has no control text at all."""
+        messages, tools = (json.dumps(part, ensure_ascii=False) for part in documents(chat, lambda _: ""))
+        for field, words in (("messages", messages), ("tools", tools)):
+            if any(text in words for _, text in self._vocabulary.control_texts):
+                raise _forged(field)
+
+    def _check_unlocated(
+        self, rendering: Rendering, chat: tuple[ChatMessage, ...] | ToolChat, template_date: str
+    ) -> None:
         """A template that inspects content: accept only where no content could have made a control token.
 
         In the marked rendering no content touches the scaffolding, and in the neutral one no content has the signs
         that control texts are made of: a control text that needs either of them came from the user in part.
         """
         control_texts = self._vocabulary.control_texts
+        messages = chat.messages if isinstance(chat, ToolChat) else chat
         for index, message in enumerate(messages):
             if any(text in message.content for _, text in control_texts):
                 raise _forged(f"messages[{index}].content")
-        neutral = tuple(
-            ChatMessage(role=message.role, content=message.content.translate(self._neutral)) for message in messages
-        )
-        other = self._template.render(neutral, template_date=template_date, random_bytes=self._random_bytes)
+        texts: list[str] = []
+
+        def neutral(text: str) -> str:
+            texts.append(text)
+            return text.translate(self._neutral)
+
+        others = documents(chat, neutral)
+        if any(text in content for content in texts for _, text in control_texts):
+            raise _forged("messages")
+        try:
+            other = self._template.run(*others, template_date=template_date)
+        except TemplateRejected:
+            raise _forged("messages") from None
         expected = [token for _, _, token in _occurrences(rendering.text, control_texts)]
-        for text in (rendering.marked, other.text):
+        for text in (rendering.marked, other):
             if [token for _, _, token in _occurrences(text, control_texts)] != expected:
                 raise _forged("messages")
 

@@ -48,13 +48,13 @@ class TextAssembler:
             self.stopped = True
             self._pending = ""
             return pending[: min(matches)[1]]
-        held = max(_partial(pending, stop) for stop in self._stops)
+        held = max(partial(pending, stop) for stop in self._stops)
         cut = len(pending) - held
         self._pending = pending[cut:]
         return pending[:cut]
 
 
-def _partial(text: str, stop: str) -> int:
+def partial(text: str, stop: str) -> int:
     """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

@@ -7,14 +7,41 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from appliance.engine.batch import EXACT, Exactness
+from appliance.engine.reasoning import Tags
+from client_sdk.wire.tools import CallSyntax
 
 FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MadeCall:
+    """A call that an earlier message made. `arguments` is text, in the best case a JSON object."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
+    """One message. `reasoning` and `calls` are an assistant's; `call_id` and `name` say whose result a tool's is."""
+
     role: str
     content: str
+    reasoning: str | None = None
+    calls: tuple[MadeCall, ...] = ()
+    call_id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolChat:
+    """Messages of a conversation with tools, for a template that takes them. `tools` is JSON, a list as sent."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: str
+    arguments_as_text: bool = False
+    """The template wants the arguments of calls as text, not as an object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +59,8 @@ class InfillPrompt:
     suffix: str
 
 
-PromptInput = tuple[ChatMessage, ...] | str | TokenPrompt | InfillPrompt
-"""Chat messages (rendered with the model's own template), raw text, token ids, or a gap."""
+PromptInput = tuple[ChatMessage, ...] | ToolChat | str | TokenPrompt | InfillPrompt
+"""Chat messages (rendered with the model's own template), with tools or without, raw text, token ids, or a gap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +71,8 @@ class SamplingParams:
     0.0, `repeat_penalty` 1.0 and the other penalties at 0.0 mean off; penalties count the tokens of the answer, never
     those of the prompt. `logit_bias` is (token id, addend), by id. `logprobs` is how many alternatives come with each
     token, None: not even the token's own. `grammar` is GBNF with the start symbol `root`, which the whole answer keeps
-    to. `deterministic`: the same bits for the same seed whatever else is running.
+    to. `deterministic`: the same bits for the same seed whatever else is running. `score_prompt`: the tokens of the
+    prompt are measured as well, with `logprobs` alternatives each.
     """
 
     temperature: float
@@ -61,17 +89,19 @@ class SamplingParams:
     logprobs: int | None = None
     grammar: str | None = None
     deterministic: bool = False
+    score_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
     """Natural logarithm of a token's probability under the model's own distribution, before any sampling parameter.
 
-    `token` and those of `top` (the most probable ones, best first, with theirs) are the tokens' bytes.
+    `token` and those of `top` (the most probable ones, best first, with theirs) are the tokens' bytes. None: nothing
+    came before the token, so that the model says nothing of it.
     """
 
     token: bytes
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[bytes, float], ...] = ()
 
 
@@ -92,7 +122,7 @@ class GenerationJob:
     @property
     def prompt_field(self) -> str:
         """The request field that the prompt came from."""
-        return "messages" if isinstance(self.prompt, tuple) else "prompt"
+        return "messages" if isinstance(self.prompt, tuple | ToolChat) else "prompt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +144,14 @@ class Delta:
     """Newly released text (complete UTF-8, may be empty while bytes are held back) and the tokens sampled for it.
 
     `token_ids` is u32 little-endian, in sampling order, the end-of-generation token included where it was sampled.
-    `logprobs` has one entry a token where the job asked for them, else none.
+    `logprobs` has one entry a token where the job asked for them, else none. `prompt_logprobs` has those of the whole
+    prompt, in the first delta of a job that asked for them.
     """
 
     text: str
     token_ids: bytes
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +169,37 @@ EngineEvent = PromptReady | Delta | Finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormat:
+    """How the chat template in force takes tools and spells calls, and what stands around reasoning.
+
+    `takes_tools`: it uses the variable `tools`. `calls` None: no form of calls could be told. `arguments_as_text`:
+    it wants the arguments of earlier calls as text. `opens_reasoning`: prompts end with the start tag.
+    """
+
+    takes_tools: bool = False
+    calls: CallSyntax | None = None
+    arguments_as_text: bool = False
+    reasoning: Tags | None = None
+    opens_reasoning: bool = False
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Text that answers have in place of structure: around calls and reasoning."""
+        calls, tags = self.calls, self.reasoning
+        around = (
+            () if calls is None else (calls.start, calls.before, calls.middle, calls.after, calls.between, calls.end)
+        )
+        return tuple(text for text in (*around, *((tags.start, tags.end) if tags else ())) if text)
+
+    def describe(self) -> str:
+        """For the log."""
+        form = "calls in its own form" if self.calls is not None else "a form of calls that cannot be told"
+        tools = f"takes tools, {form}" if self.takes_tools else "takes no tools"
+        tags = "no reasoning" if self.reasoning is None else f"reasoning between {self.reasoning.start} and its end"
+        return f"{tools}; {tags}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """What the engine found in the weights it really loaded."""
 
@@ -147,6 +210,7 @@ class LoadedModel:
     tokenizer_digest: bytes  # SHA-256 of the dCBOR of the GGUF keys tokenizer.* without tokenizer.chat_template
     chat_template_digest: bytes | None  # SHA-256 of the UTF-8 template in force
     weights: tuple[tuple[int, bytes], ...]  # (size in bytes, SHA-256) of each file, sorted by SHA-256
+    chat: ChatFormat = ChatFormat()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

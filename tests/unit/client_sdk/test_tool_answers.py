@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from client_sdk.answer_checks import _spellings
+from client_sdk.answer_checks import _Spelling, _spellings
 from client_sdk.answer_content import ROUTE_CHAT, DeltaCollector, read_whole
 from client_sdk.errors import MalformedError
-from client_sdk.wire import tools as wire
+from client_sdk.wire.tools import FACT_MARKS, FACT_SYNTAX, HERMES, CallSyntax, marks_of, syntax_of
 
 
 def frame(*calls: Any, content: str | None = None, finish: str | None = None) -> bytes:
@@ -64,18 +65,63 @@ def test_calls_out_of_order_or_form_are_malformed(calls: list[Any]) -> None:
 CALLS = [("f", '{"a": 1}'), ("g", "{}")]
 
 
-def test_whole_calls_have_one_spelling() -> None:
-    assert list(_spellings("Hm. ", CALLS, ["f", "g"], whole=True)) == [wire.spelled("Hm. ", CALLS)]
-    assert list(_spellings("Hm. ", (), (), whole=False)) == ["Hm. "]
+SHAPES = {
+    "hermes": HERMES,
+    "list": CallSyntax(
+        start="[TOOL_CALLS] [", before='{"name": "', middle='", "arguments": ', after="}", between=", ", end="]"
+    ),
+    "single": CallSyntax(start="", before='{"name": "', middle='", "parameters": ', after="}", between=None, end=""),
+    "fenced": CallSyntax(
+        start="<calls>",
+        before="<call>function<sep>",
+        middle="\n```json\n",
+        after="\n```</call>",
+        between="\n",
+        end="</calls>",
+    ),
+    "bare": CallSyntax(start="", before="[CALL]", middle="[ARGS]", after="", between="", end=""),
+}
+SHAPED = pytest.mark.parametrize("syntax", SHAPES.values(), ids=SHAPES)
 
 
-def test_every_cut_is_among_the_spellings_of_what_it_leaves() -> None:
+def spelling(syntax: CallSyntax = HERMES, tools: Sequence[str] = ("f", "g")) -> _Spelling:
+    return _Spelling(syntax=syntax, tools=tools, marks=[("", "")])
+
+
+def made(syntax: CallSyntax) -> list[tuple[str, str]]:
+    return CALLS if syntax.between is not None else CALLS[:1]
+
+
+@SHAPED
+def test_whole_calls_have_one_spelling(syntax: CallSyntax) -> None:
+    calls = made(syntax)
+    assert list(_spellings("Hm. ", calls, spelling(syntax), whole=True)) == [syntax.spelled("Hm. ", calls)]
+    assert list(_spellings("Hm. ", (), spelling(syntax, ()), whole=False)) == ["Hm. "]
+
+
+@SHAPED
+def test_every_cut_is_among_the_spellings_of_what_it_leaves(syntax: CallSyntax) -> None:
     """Whatever part of the generated text the limit left, the answer made of it leads back to it."""
     from appliance.engine.tools import ToolText
 
-    generated = wire.spelled("Hm. ", CALLS)
+    generated = syntax.spelled("Hm. ", made(syntax))
     for cut in range(len(generated)):
-        parser = ToolText()
+        parser = ToolText(syntax)
         parser.feed(generated[:cut])
         parser.finish()
-        assert generated[:cut] in set(_spellings(parser.text, parser.calls, ["f", "g"], whole=False)), cut
+        assert generated[:cut] in set(_spellings(parser.text, parser.calls, spelling(syntax), whole=False)), cut
+
+
+@SHAPED
+def test_the_form_of_calls_comes_back_from_a_receipt(syntax: CallSyntax) -> None:
+    assert syntax_of({FACT_SYNTAX: syntax.encode()}) == syntax
+
+
+@pytest.mark.parametrize(
+    "stated", ["", "{}", "[]", '["","","","","",null]', '["a"]', "[" * 5000, 7, '["","","","","","x",""]']
+)
+def test_a_form_that_is_none_is_refused(stated: object) -> None:
+    with pytest.raises((ValueError, RecursionError)):
+        syntax_of({FACT_SYNTAX: stated})
+    with pytest.raises((ValueError, RecursionError)):
+        marks_of({FACT_MARKS: stated}, 1)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from appliance.engine.json_schema import SchemaRefused
 from appliance.engine.tools import Tool, ToolText, grammar
-from client_sdk.wire import tools as wire
+from client_sdk.wire.tools import HERMES
 
 NAMES = st.text("abc_-9", min_size=1, max_size=6)
 ARGUMENTS = st.sampled_from(
@@ -19,7 +19,7 @@ PLAIN = st.text("<tol_cal> \nü", max_size=20).filter(lambda text: "<tool_call>"
 
 @given(PLAIN, st.lists(st.tuples(NAMES, ARGUMENTS), max_size=3), st.integers(1, 7))
 def test_calls_are_those_that_were_spelled(text: str, calls: list[tuple[str, str]], size: int) -> None:
-    generated = wire.spelled(text, calls)
+    generated = HERMES.spelled(text, calls)
     parser = ToolText()
     said, heard = "", dict[int, list[str]]()
     parts = [parser.feed(generated[start : start + size]) for start in range(0, len(generated), size)]
@@ -37,14 +37,14 @@ def test_calls_are_those_that_were_spelled(text: str, calls: list[tuple[str, str
 def test_a_cut_loses_only_what_stands_between_arguments(
     text: str, calls: list[tuple[str, str]], data: st.DataObject
 ) -> None:
-    generated = wire.spelled(text, calls)
+    generated = HERMES.spelled(text, calls)
     cut = data.draw(st.integers(0, len(generated)))
     parser = ToolText()
     parser.feed(generated[:cut])
     parser.finish()
     for whole, part in zip(calls, parser.calls, strict=False):
         assert whole[0] == part[0]
-        assert (whole[1] + wire.CLOSE).startswith(part[1])
+        assert (whole[1] + HERMES.after).startswith(part[1])
 
 
 def test_schemas_of_arguments_are_refused_like_all_others() -> None:
