@@ -59,9 +59,12 @@ class ChannelTransport(asyncio.Transport):
         """Move pending TLS records (handshake, alerts, key updates) to the socket."""
         while self._tls is not None:
             try:
-                self._raw.write(self._tls.bio_read(BIO_READ_BYTES))
+                records = self._tls.bio_read(BIO_READ_BYTES)
             except SSL.WantReadError:
                 return
+            self._raw.write(records)
+            if len(records) < BIO_READ_BYTES:
+                return  # a memory BIO gives all it has: asking again costs an exception, for every token sent
 
     def close(self) -> None:
         """Flush, send close_notify, close. A client in the middle of a request gets time to read the answer first:
