@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from client_sdk.answers import Verified as Verified
     from client_sdk.client import Appliance as Appliance
     from client_sdk.client import AsyncAppliance as AsyncAppliance
+    from client_sdk.embeddings import Embeddings as Embeddings
     from client_sdk.errors import ApplianceError as ApplianceError
     from client_sdk.errors import AuthenticityError as AuthenticityError
     from client_sdk.errors import Check as Check
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "answers": ("Answer", "Pending", "Verified"),
     "client": ("Appliance", "AsyncAppliance"),
+    "embeddings": ("Embeddings",),
     "errors": (
         "ApplianceError",
         "AuthenticityError",

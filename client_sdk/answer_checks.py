@@ -296,8 +296,10 @@ def required_claims(log: CheckLog, claims: ReceiptClaims, required: frozenset[st
         "model": claims.model is not None,
         "chat-template": claims.model is not None and claims.model.chat_template is not None,
         "prompt": claims.prompt is not None,
-        "decoding": claims.decoding is not None,
-        "output": claims.output is not None,
+        # Of vectors, whose receipts have neither, `embedding` says what these say of text.
+        "decoding": claims.decoding is not None or claims.embedding is not None,
+        "output": claims.output is not None or claims.embedding is not None,
+        "embedding": claims.embedding is not None,
         "execution": claims.execution is not None,
         "stream": claims.stream is not None,
         "checkpoint": claims.stream is not None and claims.stream.checkpoint is not None,

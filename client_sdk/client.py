@@ -18,6 +18,8 @@ import httpx
 
 from client_sdk.answer_streams import AnswerStream, AsyncAnswerStream, StreamReader, sdk_errors
 from client_sdk.answers import Answer, Messages, Pending, Verified, chat_body, read_answer, refusal
+from client_sdk.embedding_content import ROUTE_EMBEDDINGS
+from client_sdk.embeddings import Embeddings, Inputs, embedding_body, read_verified
 from client_sdk.endorsement_files import load_directory
 from client_sdk.judge import Judge, OnVerified, VerifiedAnswer
 from client_sdk.policy import Policy
@@ -222,6 +224,15 @@ class Appliance(_Common):
             return AnswerStream[Pending | Verified](self.http, request, reader, marked=True)
         return AnswerStream[str](self.http, request, reader, marked=False)
 
+    def embed(self, inputs: Inputs, *, model: str, **params: Any) -> Embeddings:
+        """Vectors for inputs, verified. `params` are OpenAI's (dimensions, encoding_format, user)."""
+        body = embedding_body(inputs, model=model, params=params)
+        with sdk_errors():
+            response = self.http.post(ROUTE_EMBEDDINGS, json=body)
+        if response.status_code != 200:
+            raise refusal(response.status_code, response.content, verified=response.extensions["verified"])
+        return read_verified(response.content, response.extensions["verified_receipt"])
+
     def openai(self, **options: Any) -> openai.OpenAI:
         """The stock openai client through this transport (extra `openai`). No retries unless `max_retries` is given.
 
@@ -317,6 +328,15 @@ class AsyncAppliance(_Common):
         if pending:
             return AsyncAnswerStream[Pending | Verified](self.http, request, reader, marked=True)
         return AsyncAnswerStream[str](self.http, request, reader, marked=False)
+
+    async def embed(self, inputs: Inputs, *, model: str, **params: Any) -> Embeddings:
+        """See Appliance.embed."""
+        body = embedding_body(inputs, model=model, params=params)
+        with sdk_errors():
+            response = await self.http.post(ROUTE_EMBEDDINGS, json=body)
+        if response.status_code != 200:
+            raise refusal(response.status_code, response.content, verified=response.extensions["verified"])
+        return read_verified(response.content, response.extensions["verified_receipt"])
 
     def openai(self, **options: Any) -> openai.AsyncOpenAI:
         """See Appliance.openai; the asynchronous client."""

@@ -53,7 +53,7 @@ from client_sdk.wire import cbor, digests
 FAMILY_INSECURE = "insecure"
 
 REQUIRABLE_CLAIMS = frozenset(
-    {"model", "chat-template", "prompt", "decoding", "output", "execution", "stream", "checkpoint", "gpu"}
+    {"model", "chat-template", "prompt", "decoding", "output", "embedding", "execution", "stream", "checkpoint", "gpu"}
 )
 _EXECUTION_FACT = re.compile(r"execution\.[a-z0-9][a-z0-9_.-]{0,63}")
 _LIMITS = ("max_channel_age_s", "max_continued_s", "max_clock_skew_s")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from client_sdk import answer_checks, signatures
 from client_sdk.answer_content import AnswerContent, load_request, read_whole
 from client_sdk.checks import CheckLog
+from client_sdk.embedding_checks import verify_embedding
+from client_sdk.embedding_content import ROUTE_EMBEDDINGS
 from client_sdk.errors import Check, Rejection
 from client_sdk.policy import Policy
 from client_sdk.tee.evidence import Trust
@@ -200,6 +202,11 @@ def _check_stream(log: CheckLog, claims: ReceiptClaims, tally: StreamTally, salt
 
 def _check_answer(log: CheckLog, claims: ReceiptClaims, exchange: Exchange, salt: bytes | None) -> None:
     """What was asked against what was done, and what was said against what was generated."""
+    if claims.prompt is not None and (exchange.route == ROUTE_EMBEDDINGS) != (claims.embedding is not None):
+        log.reject("kind of answer", Rejection.PARAMETER_MISMATCH, "the receipt is for another kind than was asked for")
+    if claims.embedding is not None:
+        verify_embedding(log, claims, exchange.request_body, exchange.response_body or b"", salt)
+        return
     if claims.decoding is None or claims.model is None:
         log.not_checked("parameters", "the request was not evaluated")
         log.not_checked("output text", "the request was not evaluated")
@@ -299,6 +306,10 @@ def _facts(claims: ReceiptClaims, attestation: AttestationResult) -> tuple[Fact,
         rows.append(("model", f"{claims.model.name} {claims.model.identity.hex()}", signed))
     if claims.prompt is not None:
         rows.append(("prompt tokens", str(claims.prompt.count), signed))
+    if claims.embedding is not None:
+        made = claims.embedding
+        size = f"{made.inputs} of {made.dimensions} dimensions (the model has {made.native})"
+        rows += [("vectors", size, signed), ("pooling", made.pooling, signed)]
     rows += [(f"output {i}", f"{c.count} tokens, {c.finish}", signed) for i, c in enumerate(claims.output or ())]
     rows += [(f"decoding {key}", _plain(value), signed) for key, value in sorted((claims.decoding or {}).items())]
     rows += [(f"execution {key}", _plain(value), signed) for key, value in sorted(_execution(claims).items())]
