@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from client_sdk import answer_checks, signatures
-from client_sdk.answer_content import AnswerContent, load_request, read_whole
+from client_sdk import answer_checks, answer_routes, signatures
+from client_sdk.answer_content import AnswerContent
 from client_sdk.checks import CheckLog
 from client_sdk.embedding_checks import verify_embedding
 from client_sdk.embedding_content import ROUTE_EMBEDDINGS
@@ -19,6 +19,8 @@ from client_sdk.tee.evidence import Trust
 from client_sdk.verifier import AttestationResult, Fact
 from client_sdk.wire import cose, digests, names
 from client_sdk.wire.receipt import ReceiptClaims
+
+_OTHER_REQUEST = "the answer repeats another request than was sent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +213,7 @@ def _check_answer(log: CheckLog, claims: ReceiptClaims, exchange: Exchange, salt
         log.not_checked("parameters", "the request was not evaluated")
         log.not_checked("output text", "the request was not evaluated")
         return
-    request = load_request(exchange.request_body)
+    request = answer_routes.read_request(exchange.route, exchange.request_body)
     if request is None:
         log.reject("parameters", Rejection.PARAMETER_MISMATCH, "the request is no JSON object with distinct keys")
     log.equal("model asked for", Rejection.MODEL_MISMATCH, expected=request.get("model"), actual=claims.model.name)
@@ -222,11 +224,14 @@ def _check_answer(log: CheckLog, claims: ReceiptClaims, exchange: Exchange, salt
         return
     content = exchange.stream.content if exchange.stream is not None else _read_whole(log, exchange)
     answer_checks.output(log, claims, content, request, salt)
+    stated = answer_routes.stated(exchange.route, exchange.request_body, claims.decoding)
+    if stated is not None:
+        log.require(content.stated == stated, "request as repeated", Rejection.PARAMETER_MISMATCH, _OTHER_REQUEST)
 
 
 def _read_whole(log: CheckLog, exchange: Exchange) -> AnswerContent:
     with log.step("answer well formed"):
-        return read_whole(exchange.route, exchange.response_body or b"")
+        return answer_routes.read_answer(exchange.route, exchange.response_body or b"")
 
 
 def _check_attested(log: CheckLog, claims: ReceiptClaims, attestation: AttestationResult) -> None:

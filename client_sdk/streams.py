@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar
 
-from client_sdk import signatures
-from client_sdk.answer_content import DeltaCollector, choices_asked, load_request
+from client_sdk import answer_routes, signatures
+from client_sdk.answer_content import choices_asked
 from client_sdk.checks import error_class, shown
 from client_sdk.errors import Check, MalformedError, Rejection, VerificationError
 from client_sdk.policy import Policy
@@ -59,8 +59,8 @@ class StreamVerifier:
         self._clock = clock
         self._accept_redacted = accept_redacted
         self._splitter = BlockSplitter()
-        self._deltas = DeltaCollector(head.route)
-        self._choices = choices_asked(load_request(head.request_body) or {})
+        self._deltas = answer_routes.collector(head.route)
+        self._choices = choices_asked(answer_routes.read_request(head.route, head.request_body) or {})
         self._finished: set[int] = set()
         self._chain = _Chain(head, attestation)
         self._held: list[Frame] = []  # received, not yet handed out

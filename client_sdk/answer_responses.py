@@ -1,0 +1,285 @@
+"""Read an answer of /v1/responses, whole or in events. The form is closed: what could show text that nothing compares
+with the receipt is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from client_sdk.answer_content import MAX_CALLS, MAX_STREAM_TEXT_CHARS, AnswerContent, FrameMeaning, JsonReader
+from client_sdk.errors import Rejection
+from client_sdk.wire import responses as wire
+
+ROUTE_RESPONSES = "/v1/responses"
+
+_STATED = frozenset({*wire.stated({}), "temperature", "top_p"})
+_RESPONSE = _STATED | {
+    "id",
+    "object",
+    "created_at",
+    "status",
+    "error",
+    "incomplete_details",
+    "model",
+    "output",
+    "usage",
+}
+_MESSAGE = frozenset({"id", "type", "status", "role", "content"})
+_CALL = frozenset({"id", "type", "status", "call_id", "name", "arguments"})
+_PART = frozenset({"type", "text", "annotations", "logprobs"})
+_OF_ITEM = frozenset({"item_id", "output_index"})
+_OF_TEXT = _OF_ITEM | {"content_index"}
+_EVENTS: Mapping[str, frozenset[str]] = {
+    wire.EVENT_CREATED: frozenset({"response"}),
+    wire.EVENT_IN_PROGRESS: frozenset({"response"}),
+    wire.EVENT_ITEM_ADDED: frozenset({"output_index", "item"}),
+    wire.EVENT_ITEM_DONE: frozenset({"output_index", "item"}),
+    wire.EVENT_PART_ADDED: _OF_TEXT | {"part"},
+    wire.EVENT_PART_DONE: _OF_TEXT | {"part"},
+    wire.EVENT_TEXT_DELTA: _OF_TEXT | {"delta", "logprobs"},
+    wire.EVENT_TEXT_DONE: _OF_TEXT | {"text", "logprobs"},
+    wire.EVENT_ARGUMENTS_DELTA: _OF_ITEM | {"delta"},
+    wire.EVENT_ARGUMENTS_DONE: _OF_ITEM | {"name", "arguments"},
+    **{kind: frozenset({"response"}) for kind in wire.EVENT_END.values()},
+}
+_PADDED = frozenset({wire.EVENT_TEXT_DELTA, wire.EVENT_ARGUMENTS_DELTA})
+_ENDS = {kind: status for status, kind in wire.EVENT_END.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Item:
+    """A message (`text`, None before it has a part) or a call of a function (`name`, `text` being its arguments)."""
+
+    identifier: str
+    status: str
+    text: str | None
+    name: str | None = None
+    call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Response:
+    identifier: str
+    model: str
+    status: str
+    items: tuple[_Item, ...]
+    usage: tuple[int, int] | None
+    stated: Mapping[str, object]
+
+    @property
+    def heading(self) -> tuple[object, ...]:
+        """What stays the same from event to event."""
+        return self.identifier, self.model, self.stated
+
+    @property
+    def content(self) -> AnswerContent:
+        calls = tuple((item.name, item.text or "") for item in self.items if item.name is not None)
+        text = next((item.text for item in self.items if item.name is None), None)
+        finish = "length" if self.status == wire.STATUS_INCOMPLETE else "tool_calls" if calls else "stop"
+        return AnswerContent(
+            texts={0: text or ""},
+            calls={0: calls} if calls else {},
+            finishes={0: finish},
+            usage=self.usage,
+            response_ids=frozenset({self.identifier}),
+            models=frozenset({self.model}),
+            stated=self.stated,
+        )
+
+
+def read_response(body: bytes) -> AnswerContent:
+    """Text, calls, end and counts of a successful whole answer. Raises MalformedError MALFORMED_RESPONSE."""
+    reader = JsonReader(Rejection.MALFORMED_RESPONSE)
+    response = _response(reader, reader.json(body))
+    if response.status not in (wire.STATUS_COMPLETED, wire.STATUS_INCOMPLETE):
+        reader.fail("the response has no end")
+    return response.content
+
+
+class ResponseCollector:
+    """Collects the events of a stream, one by one, and holds each that repeats text against what came before.
+
+    Raises MalformedError MALFORMED_STREAM.
+    """
+
+    __slots__ = ("_begun", "_chars", "_count", "_done", "_end", "_open", "_parts", "_reader")
+
+    def __init__(self) -> None:
+        self._reader = JsonReader(Rejection.MALFORMED_STREAM)
+        self._count = 0
+        self._begun: _Response | None = None
+        self._end: _Response | None = None
+        self._done: list[_Item] = []
+        self._open: _Item | None = None
+        self._parts: list[str] = []
+        self._chars = 0
+
+    def add(self, data: bytes) -> FrameMeaning:
+        """Take in the payload of one frame, UTF-8 JSON."""
+        reader = self._reader
+        event = reader.record(reader.json(data), "event")
+        kind = event.get("type")
+        fields = _EVENTS.get(kind) if type(kind) is str else None
+        if type(kind) is not str or fields is None or self._end is not None:
+            reader.fail("an event of an unknown kind, or behind the end")
+        padding = {"obfuscation"} if kind in _PADDED and type(event.get("obfuscation")) is str else set()
+        if event.keys() != fields | padding | {"type", "sequence_number"}:
+            reader.fail(f"{kind} has other fields than it should")
+        if type(event["sequence_number"]) is not int or event["sequence_number"] != self._count:
+            reader.fail("an event is out of sequence")
+        self._count += 1
+        if "response" in fields:
+            return self._about_response(kind, event)
+        if self._begun is None or self._count < 3 or event["output_index"] != len(self._done):
+            reader.fail(f"{kind} comes out of order")
+        if "item" in fields:
+            self._about_item(kind, event)
+        else:
+            self._within_item(kind, event)
+        return FrameMeaning(error=False, usage=False, finished=frozenset())
+
+    def content(self) -> AnswerContent:
+        """What was said, as far as it has come; an answer without an end has no finish reason."""
+        if self._end is not None:
+            return self._end.content
+        if self._begun is None:
+            return AnswerContent(
+                texts={}, calls={}, finishes={}, usage=None, response_ids=frozenset(), models=frozenset()
+            )
+        return replace(replace(self._begun, items=tuple(self._done)).content, finishes={0: None})
+
+    def _about_response(self, kind: str, event: Mapping[str, object]) -> FrameMeaning:
+        reader, begun = self._reader, self._begun
+        response = _response(reader, event["response"])
+        ends = kind in _ENDS
+        place = {wire.EVENT_CREATED: self._count == 1, wire.EVENT_IN_PROGRESS: self._count == 2}
+        in_place = place.get(kind, self._count > 2) or kind == wire.EVENT_END[wire.STATUS_FAILED]
+        if not in_place or response.status != _ENDS.get(kind, wire.STATUS_IN_PROGRESS):
+            reader.fail(f"{kind} comes out of order")
+        if begun is not None and begun.heading != response.heading:
+            reader.fail("the response changes on the way")
+        self._begun = begun or response
+        if not ends:
+            if response.items:
+                reader.fail("a response begins with output")
+            return FrameMeaning(error=False, usage=False, finished=frozenset())
+        self._end = response
+        if response.status == wire.STATUS_FAILED:
+            return FrameMeaning(error=True, usage=False, finished=frozenset())
+        if self._open is not None or response.items != tuple(self._done):
+            reader.fail("the response has other output than its events")
+        return FrameMeaning(error=False, usage=True, finished=frozenset({0}))
+
+    def _about_item(self, kind: str, event: Mapping[str, object]) -> None:
+        reader = self._reader
+        item = _item(reader, event["item"])
+        if kind == wire.EVENT_ITEM_ADDED:
+            if self._open is not None or item.text or item.status != wire.STATUS_IN_PROGRESS or self._count > 1 << 24:
+                reader.fail("an item begins where it should not, or not empty")
+            self._open, self._parts = item, []
+            return
+        if self._open is None or replace(item, status=self._open.status) != self._so_far():
+            reader.fail("an item ends other than it was")
+        self._done.append(item)
+        self._open = None
+
+    def _within_item(self, kind: str, event: Mapping[str, object]) -> None:
+        reader, item = self._reader, self._open
+        if item is None or event["item_id"] != item.identifier or event.get("content_index", 0) != 0:
+            reader.fail(f"{kind} is about another item")
+        if (item.name is None) != ("content_index" in event) or event.get("logprobs", []) != []:
+            reader.fail(f"{kind} does not go with its item")
+        if kind == wire.EVENT_PART_ADDED:
+            if item.text is not None or _part(reader, event["part"]):
+                reader.fail("a part begins where it should not, or not empty")
+            self._open = replace(item, text="")
+        elif "delta" in event:
+            delta = event["delta"]
+            if type(delta) is not str or item.text is None:
+                reader.fail(f"{kind} has no text, or no part to add to")
+            self._parts.append(delta)
+            self._chars += len(delta)
+            if self._chars > MAX_STREAM_TEXT_CHARS:
+                reader.fail("the text is too long")
+        else:
+            said = _part(reader, event["part"]) if "part" in event else event.get("text", event.get("arguments"))
+            if said != self._so_far().text or event.get("name", item.name) != item.name:
+                reader.fail(f"{kind} repeats other text than came before")
+
+    def _so_far(self) -> _Item:
+        assert self._open is not None
+        return self._open if self._open.text is None else replace(self._open, text="".join(self._parts))
+
+
+def _response(reader: JsonReader, value: object) -> _Response:
+    fields = reader.record(value, "response")
+    if fields.keys() != _RESPONSE:
+        reader.fail("the response has other fields than it should")
+    status, output = _text(reader, fields, "status"), fields["output"]
+    if fields["object"] != wire.OBJECT or status not in (*wire.EVENT_END, wire.STATUS_IN_PROGRESS):
+        reader.fail("no response, or of no known status")
+    if (fields["error"] is not None) != (status == wire.STATUS_FAILED):
+        reader.fail("an error belongs to the status failed")
+    details = {"reason": wire.REASON_LENGTH} if status == wire.STATUS_INCOMPLETE else None
+    if fields["incomplete_details"] != details:
+        reader.fail("incomplete_details do not go with the status")
+    if type(output) is not list or len(output) > MAX_CALLS:
+        reader.fail(f"output is not a list of at most {MAX_CALLS}")
+    items = tuple(_item(reader, item) for item in output)
+    if any(item.name is None for item in items[1:]):
+        reader.fail("a message that is not the first item")
+    if any(item.status != wire.STATUS_COMPLETED for item in items[:-1]):
+        reader.fail("an item that is not whole, before others")
+    if status == wire.STATUS_COMPLETED and not (items and items[-1].status == wire.STATUS_COMPLETED):
+        reader.fail("a completed response without completed output")
+    if items and items[-1].status == wire.STATUS_IN_PROGRESS:
+        reader.fail("the response has an item without an end")
+    return _Response(
+        identifier=_text(reader, fields, "id"),
+        model=_text(reader, fields, "model"),
+        status=status,
+        items=items,
+        usage=_usage(reader, fields["usage"]),
+        stated={name: fields[name] for name in _STATED},
+    )
+
+
+def _usage(reader: JsonReader, value: object) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    counts = reader.record(value, "usage")
+    read, made, total = (reader.count(counts, f"{name}_tokens") for name in ("input", "output", "total"))
+    details = reader.record(counts.get("output_tokens_details"), "output_tokens_details")
+    if total != read + made or reader.count(details, "reasoning_tokens"):
+        reader.fail("usage does not add up")  # reasoning is part of the text on this route
+    return read, made
+
+
+def _item(reader: JsonReader, value: object) -> _Item:
+    fields = reader.record(value, "item")
+    identifier, status = _text(reader, fields, "id"), _text(reader, fields, "status")
+    if status not in (wire.STATUS_COMPLETED, wire.STATUS_INCOMPLETE, wire.STATUS_IN_PROGRESS):
+        reader.fail("an item of no known status")
+    if fields.get("type") == "function_call" and fields.keys() == _CALL:
+        name, arguments, call_id = (_text(reader, fields, key) for key in ("name", "arguments", "call_id"))
+        return _Item(identifier=identifier, status=status, text=arguments, name=name, call_id=call_id)
+    if fields.get("type") != "message" or fields.keys() != _MESSAGE or fields["role"] != "assistant":
+        reader.fail("an item of an unknown kind")
+    content = fields["content"]
+    if type(content) is not list or len(content) > 1:
+        reader.fail("a message has more than one part")
+    return _Item(identifier=identifier, status=status, text=_part(reader, content[0]) if content else None)
+
+
+def _part(reader: JsonReader, value: object) -> str:
+    fields = reader.record(value, "part")
+    if fields.keys() != _PART or fields["type"] != "output_text" or fields["annotations"] or fields["logprobs"]:
+        reader.fail("a part of an unknown kind")
+    return _text(reader, fields, "text")
+
+
+def _text(reader: JsonReader, fields: Mapping[str, object], key: str) -> str:
+    text = reader.text_or_none(fields, key)
+    if text is None:
+        reader.fail(f"{key} is missing")
+    return text
