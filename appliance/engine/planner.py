@@ -29,6 +29,8 @@ class Piece:
         sequence = self.sequence
         tokens = sequence.tokens[sequence.position : sequence.position + self.count]
         outputs = 1 + len(sequence.drafts) if self.draws else 0
+        if sequence.scoring:
+            outputs = self.count
         if self.draws:
             tokens += sequence.drafts
         return Segment(sequence=sequence.slot, position=sequence.position, tokens=tokens, outputs=outputs)

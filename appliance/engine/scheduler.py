@@ -22,7 +22,15 @@ from appliance.engine.prompt import PromptBuilder
 from appliance.engine.sequence import Sequence, TokenSampler
 from appliance.engine.speculation import Speculation
 from appliance.engine.text import TextAssembler
-from appliance.engine.types import EngineEvent, Finished, FinishReason, GenerationJob, PromptReady, SamplingParams
+from appliance.engine.types import (
+    EngineEvent,
+    Finished,
+    FinishReason,
+    GenerationJob,
+    PromptReady,
+    SamplingParams,
+    TokenLogprob,
+)
 from appliance.errors import ApplianceError, BadRequest
 
 Emit = Callable[[bytes, EngineEvent | ApplianceError], None]
@@ -172,7 +180,10 @@ class Scheduler:
             execution={**limits.facts, **exactness.facts(), "deterministic": deterministic, "template-date": date},
         )
         self._emit(job.job_id, ready)
-        alone = deterministic and not (exactness.batch and exactness.chunk)
+        scored: dict[int, TokenLogprob] | None = {} if job.sampling.score_prompt else None
+        # Logits for every row of a prompt are the shape that verification has.
+        exact = exactness.batch and exactness.chunk and (exactness.verify or scored is None)
+        alone = deterministic and not exact
         return Sequence(
             job_id=job.job_id,
             tokens=list(prompt.tokens),
@@ -180,8 +191,9 @@ class Scheduler:
             max_tokens=max_tokens,
             sampler=sampler,
             text=TextAssembler(job.sampling.stop),
-            scope=b"" if alone else job.cache_scope,
+            scope=b"" if alone or scored is not None else job.cache_scope,
             alone=alone,
+            scored=scored,
             speculation=None if deterministic and not exactness.verify else self._speculation(),
         )
 
@@ -256,6 +268,8 @@ class Scheduler:
         row = 0
         for piece in pieces:
             if piece.draws:
+            if piece.sequence.scoring:
+                piece.sequence.score(row, piece.count)
                 piece.sequence.draw(row + piece.count - 1, self._runtime)
             row += piece.rows
 
@@ -299,7 +313,9 @@ class Scheduler:
 
     def _end_facts(self, sequence: Sequence) -> dict[str, object]:
         exactness, speculation = self._limits.exactness, sequence.speculation
-        exact = sequence.alone or (exactness.batch and exactness.chunk)
+        exact = sequence.alone or (
+            exactness.batch and exactness.chunk and (exactness.verify or sequence.scored is None)
+        )
         facts: dict[str, object] = {"cached-prompt-tokens": sequence.cached, "target-passes": sequence.passes}
         if speculation is not None:
             facts |= {

@@ -18,6 +18,12 @@ class TokenSampler(Protocol):
     def sample(self, row: int) -> int:
         """Draw from row `row` of the last batch, one number of the job's generator for each call."""
 
+    def measure(self, row: int, token: int) -> TokenLogprob:
+        """What row `row` of the last batch said of a token that came next."""
+
+    def name(self, token: int) -> bytes:
+        """The token's bytes as probabilities have them."""
+
     def close(self) -> None: ...
 
 
@@ -49,6 +55,26 @@ class Sequence:
     drafts: list[int] = field(default_factory=list)
     drawn: list[tuple[int, tuple[TokenLogprob, ...]]] = field(default_factory=list)
     speculation: Speculation | None = None
+    scored: dict[int, TokenLogprob] | None = None
+    """What the model said of the tokens of the prompt, by their index; None where nobody asked."""
+
+    @property
+    def scoring(self) -> bool:
+        """Every row of the prompt has logits."""
+        return self.scored is not None and self.position < self.prompt_count
+
+    def score(self, row: int, count: int) -> None:
+        """Measure the prompt tokens behind the `count` rows of this step that begin at `row`. Idempotent."""
+        assert self.scored is not None
+        for index in range(self.position + 1, min(self.position + count + 1, self.prompt_count)):
+            self.scored[index] = self.sampler.measure(row + index - self.position - 1, self.tokens[index])
+
+    def scores(self) -> tuple[TokenLogprob, ...]:
+        """Of the whole prompt, with the first tokens of the answer. Nothing came before the first one."""
+        if self.scored is None or self.passes > 1:
+            return ()
+        first = TokenLogprob(token=self.sampler.name(self.tokens[0]), logprob=None)
+        return (first, *(self.scored[index] for index in range(1, self.prompt_count)))
 
     @property
     def pending(self) -> int:
@@ -106,7 +132,7 @@ class Sequence:
             text += self.text.finish()
             # The held-back tail may itself complete a stop string only by an incomplete character's U+FFFD.
             reason = "stop" if self.text.stopped else reason
-        return Delta(text=text, token_ids=ids, logprobs=tuple(logprobs)), reason
+        return Delta(text=text, token_ids=ids, logprobs=tuple(logprobs), prompt_logprobs=self.scores()), reason
 
     def _judge(self, accepted: int) -> None:
         if self.speculation is not None and self.drafts:

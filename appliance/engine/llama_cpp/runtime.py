@@ -158,6 +158,12 @@ class LlamaRuntime:
             known = self._pieces[token] = buffer.raw[:size]
         return known
 
+    def spell(self, texts: Sequence[str]) -> None:
+        """From now on control tokens that occur in `texts` are output text, as all other tokens are."""
+        for token, text in self.control_texts:
+            if any(text in known for known in texts):
+                self._pieces[token] = text.encode()
+
     def is_end(self, token: int) -> bool:
         """True for the tokens that end a generation (end of sequence, end of turn)."""
         known = self._eog.get(token)

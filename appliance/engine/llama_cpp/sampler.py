@@ -83,6 +83,14 @@ class Sampler:
             self.logprobs = (self._measure(row, token, self._top),)
         return token
 
+    def measure(self, row: int, token: int) -> TokenLogprob:
+        """What the logits of row `row` said of `token`, with as many alternatives as the job asked for."""
+        return self._measure(row, token, self._top or 0)
+
+    def name(self, token: int) -> bytes:
+        """The bytes that probabilities have for a token."""
+        return self._piece(token)
+
     def close(self) -> None:
         if self._chain is not None:
             llama_cpp.llama_sampler_free(self._chain)

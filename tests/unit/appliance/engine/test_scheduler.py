@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.engine.batch import EXACT
-from appliance.engine.types import Finished, PromptReady, SamplingParams
+from appliance.engine.types import Delta, Finished, PromptReady, SamplingParams, TokenLogprob
 from appliance.errors import ApplianceError
 from tests.unit.appliance.engine.toy import Bench, alone
 
@@ -171,3 +172,24 @@ def test_any_order_of_jobs_cancels_and_failures(
         assert ended or job in cancelled
         whole = expected(bench, prompt, seed)
         assert bench.tokens(job) == (whole if ended else whole[: len(bench.tokens(job))])
+
+
+@pytest.mark.parametrize("failure", ["", "before", "within", "drawing"])
+def test_the_tokens_of_a_prompt_are_measured_once_each_whatever_fails(failure: str) -> None:
+    bench = Bench(n_batch=3)
+    bench.runtime.failures = ["", failure, failure]
+    prompt = "measured"
+    others = [bench.submit(number, "beside", max_tokens=6) for number in (1, 2)]
+    job = bench.submit(9, prompt, scope=b"s", score_prompt=True, logprobs=0, max_tokens=4)
+    again = bench.submit(10, prompt, scope=b"s", score_prompt=True, logprobs=0, max_tokens=4)
+    bench.drain()
+    scores = [TokenLogprob(token=prompt[:1].encode(), logprob=None)]
+    for index in range(1, len(prompt)):
+        context = prompt[: index + 1].encode()
+        scores.append(TokenLogprob(token=context[-1:], logprob=-float(zlib.crc32(context))))
+    for measured in (job, again):
+        first, *rest = [event for event in bench.events[measured] if isinstance(event, Delta)]
+        assert list(first.prompt_logprobs) == scores
+        assert not any(delta.prompt_logprobs for delta in rest)
+        assert bench.tokens(measured) == alone(prompt, replace(GREEDY, max_tokens=4), 64)
+    assert not any(event.prompt_logprobs for each in others for event in bench.events[each] if isinstance(event, Delta))

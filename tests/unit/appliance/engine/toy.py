@@ -140,6 +140,14 @@ class ToySampler:
         assert self._runtime.rows[row], "no logits were asked for in this row"
         return next_token(self._runtime.rows[row], self._draw())
 
+    def measure(self, row: int, token: int) -> TokenLogprob:
+        """A number that names what came before and the token: rows mixed up would show."""
+        assert self._runtime.rows[row], "no logits were asked for in this row"
+        return TokenLogprob(token=bytes([token]), logprob=-float(zlib.crc32(bytes([*self._runtime.rows[row], token]))))
+
+    def name(self, token: int) -> bytes:
+        return bytes([token])
+
     def close(self) -> None:
         self._runtime.open_samplers -= 1
 
