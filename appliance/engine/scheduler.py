@@ -267,9 +267,9 @@ class Scheduler:
     def _draw(self, pieces: list[Piece]) -> None:
         row = 0
         for piece in pieces:
-            if piece.draws:
             if piece.sequence.scoring:
                 piece.sequence.score(row, piece.count)
+            if piece.draws:
                 piece.sequence.draw(row + piece.count - 1, self._runtime)
             row += piece.rows
 
