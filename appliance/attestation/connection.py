@@ -121,11 +121,18 @@ def describe_peer(sock: socket.socket) -> tuple[str, str | None]:
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return f"{_VSOCK}{address[0]}", f"{_VSOCK}{address[0]}"
     ip = ipaddress.ip_address(address[0].partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        if ip.ipv4_mapped is None:
-            return str(ip), str(ipaddress.ip_network((ip, 64), strict=False))
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped
-    return str(ip), str(ip)
+    return str(ip), peer_key(str(ip))
+
+
+def peer_key(peer: str) -> str:
+    """Who counts as one: an IPv6 address by its /64, which is what one customer gets; every other peer by itself."""
+    try:
+        ip = ipaddress.ip_address(peer)
+    except ValueError:
+        return peer
+    return str(ipaddress.ip_network((ip, 64), strict=False)) if isinstance(ip, ipaddress.IPv6Address) else peer
 
 
 class ChannelState:

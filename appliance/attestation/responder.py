@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from appliance.attestation.attester import Attester, Binding, Collected, DeviceAttester
-from appliance.attestation.connection import ChannelState
+from appliance.attestation.connection import ChannelState, peer_key
 from appliance.attestation.limiter import QuoteLimiter
 from appliance.errors import AttestationUnavailable
 from client_sdk.wire import cose, digests, names
@@ -114,7 +114,7 @@ class Responder:
         self._quoting.shutdown(wait=False, cancel_futures=True)
 
     async def _collect(self, nonce: bytes, spki: bytes | None, binder: bytes | None, peer: str) -> AttestationBundle:
-        async with self._limiter.turn(peer):
+        async with self._limiter.turn(peer_key(peer)):
             loop = asyncio.get_running_loop()
             quoted = loop.run_in_executor(self._quoting, self._quote, nonce, spki, binder)
             try:
