@@ -1,14 +1,13 @@
 """The tools chroot: a Debian of its own, made of locked packages, in which everything is compiled and packed.
 
-It is kept under the digest of its inputs. Work happens in it at fixed paths, because paths get into what compilers make.
+It is kept under the digest of its inputs. Work happens in it at fixed paths: paths get into what compilers make.
 """
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from image.build.errors import BuildError
@@ -16,45 +15,36 @@ from image.build.lock import Input, digest
 from image.build.run import environment, run
 
 _RECIPE = b"2"  # counts up when this module makes another chroot of the same packages
-_MOUNTS = (("proc", "proc"), ("dev", "/dev"))
+
+
+# In a mount namespace of its own: whatever ends the build, no mount is left behind.
+_SCRIPT = """set -e
+root=$1; shift
+mount -t proc proc "$root/proc"
+mount --rbind /dev "$root/dev"
+while [ "$1" != -- ]; do mkdir -p "$root$2"; mount --bind "$1" "$root$2"; shift 2; done
+shift
+exec nice -n 10 chroot "$root" "$@"
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chroot:
-    """A directory tree to run programs in; `environ` is theirs. Root is needed."""
+    """A tree to run programs in; `environ` is theirs, `binds` are folders of the machine by their place inside."""
 
     root: Path
     environ: Mapping[str, str]
+    binds: Mapping[str, Path] = field(default_factory=dict)
 
     def run(self, command: Sequence[str], *, stdin: bytes = b"", extra: Mapping[str, str] | None = None) -> bytes:
-        """Run inside, as root, from /. Raises BuildError with the end of what was printed."""
-        with self._mounted():
-            arguments = ["nice", "-n", "10", "chroot", self.root, *command]
-            return run(arguments, environ={**self.environ, **(extra or {})}, stdin=stdin)
+        """Run inside, as root (needed), from /. Raises BuildError with the end of what was printed."""
+        binds = [part for inside, folder in self.binds.items() for part in (folder.resolve(), inside)]
+        arguments = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _SCRIPT, "chroot", self.root, *binds]
+        return run([*arguments, "--", *command], environ={**self.environ, **(extra or {})}, stdin=stdin)
 
-    @contextlib.contextmanager
-    def bound(self, folder: Path, at: str) -> Iterator[None]:
-        """`folder` of the machine lies at `at` inside, meanwhile."""
-        with _mount(folder.resolve(), self.root / at.lstrip("/"), ["--bind"]):
-            yield
-
-    @contextlib.contextmanager
-    def _mounted(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_mount("proc", self.root / "proc", ["-t", "proc"]))
-            stack.enter_context(_mount("/dev", self.root / "dev", ["--bind"]))
-            yield
-
-
-@contextlib.contextmanager
-def _mount(source: str | Path, target: Path, options: Sequence[str]) -> Iterator[None]:
-    environ = environment(0)
-    target.mkdir(parents=True, exist_ok=True)
-    run(["mount", *options, source, target], environ=environ)
-    try:
-        yield
-    finally:
-        run(["umount", "-l", target], environ=environ)
+    def bound(self, folder: Path, inside: str) -> Chroot:
+        """The same chroot, with `folder` of the machine at `inside`."""
+        return replace(self, binds={**self.binds, inside: folder})
 
 
 def prepare(inputs: Sequence[Input], *, tools: Path, source_date_epoch: int) -> Chroot:
@@ -69,7 +59,11 @@ def prepare(inputs: Sequence[Input], *, tools: Path, source_date_epoch: int) -> 
         _make_repository(inputs, repository)
         names = ",".join(one.name for one in inputs)
         arguments = ["--mode=root", "--variant=apt", f"--include={names}", "--skip=check/empty"]
-        arguments += ["--aptopt=APT::Install-Recommends false", "--aptopt=Acquire::Languages none"]
+        arguments += [
+            "--dpkgopt=force-unsafe-io",
+            "--aptopt=APT::Install-Recommends false",
+            "--aptopt=Acquire::Languages none",
+        ]
         source = f"deb [trusted=yes] copy:{repository.resolve()} ./"
         run(["nice", "-n", "10", "mmdebstrap", *arguments, "", root, source], environ=environ)
         shutil.rmtree(repository)

@@ -1,0 +1,170 @@
+"""The whole build, step by step, in an empty folder. The same lock, sources and model give the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from image.build import chroot as chroots
+from image.build import compiled, disks, fetch, initrd, sbom, tree, uki
+from image.build.chroot import Chroot
+from image.build.errors import BuildError
+from image.build.lock import Lock
+from image.build.run import run
+from image.init import cmdline
+
+ATTESTERS: Final = ("auto", "tpm2")
+"""One unified kernel image for each: who attests is in its measured command line."""
+_HERE: Final = Path(__file__).parent
+_GROUPS: Final = ("tools", "root", "kernel", "wheels", "build")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """`out` is replaced as a whole; `tools` keeps what may be used again; `store` is a model store with `model`.
+
+    `environ` is the caller's: for apt, pip and the appliance's own commands, never for what makes the image's bytes.
+    """
+
+    project: Path
+    out: Path
+    tools: Path
+    store: Path
+    model: str
+    environ: Mapping[str, str]
+    say: Callable[[str], None]
+    monotonic: Callable[[], float] = time.monotonic
+
+
+def build(lock: Lock, job: Job) -> None:
+    """Make everything of the image in `job.out`. Raises BuildError; then `out` is as it was."""
+    inputs = lock.group(*_GROUPS)
+    fetch.fetch(lock, inputs, environ=job.environ, say=job.say)
+    work = job.out.with_name(f".{job.out.name}.part")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    started = job.monotonic()
+
+    def step(text: str) -> None:
+        job.say(f"[{job.monotonic() - started:6.1f} s] {text}")
+
+    step("tools chroot")
+    tools = lock.group("tools")
+    chroot = chroots.prepare(tools, tools=job.tools, source_date_epoch=lock.source_date_epoch)
+    step("compiled packages")
+    wheels = compiled.compile_wheels(chroot, tools, lock.group("build"), keep=job.tools, say=job.say)
+    step("root file system")
+    _root(lock, job, chroot, sorted(wheels.glob("*.whl")), work)
+    step("root disk")
+    root = disks.make(chroot, work / "root.tar", work / "root.img", uuid=disks.ROOT_UUID, compress=True)
+    step("model disk")
+    model = _model(lock, job, chroot, work)
+    step("kernel, initrd, unified kernel images")
+    _boot(lock, chroot, (root, model), work)
+    step("reference values of the model, list of contents")
+    _facts(job, work)
+    sbom.write(lock, sorted(wheels.glob("*.whl")), work)
+    _digests(work)
+    shutil.rmtree(job.out, ignore_errors=True)
+    work.rename(job.out)
+    step(f"done: {job.out}")
+
+
+def _root(lock: Lock, job: Job, chroot: Chroot, compiled_wheels: Sequence[Path], work: Path) -> None:
+    config = (_HERE / "appliance.toml").read_bytes() + f'\n[[models]]\nname = "{job.model}"\n'.encode()
+    (work / "appliance.toml").write_bytes(config)
+    wheels = [one.cached() for one in lock.group("wheels")]
+    parts = tree.Parts(
+        debs=lock.group("root"),
+        wheels=(*wheels, *compiled_wheels),
+        project=job.project,
+        files=tree.etc(config, str(lock.source_date_epoch)),
+    )
+    folder = work / "root"
+    tree.make(parts, folder, chroot)
+    tree.pack(folder, work / "root.tar", mtime=lock.source_date_epoch)
+    shutil.rmtree(folder)
+
+
+def _model(lock: Lock, job: Job, chroot: Chroot, work: Path) -> disks.Disk:
+    """A model store with one model, as its own disk."""
+    manifest = job.store / "manifests" / f"{job.model}.json"
+    if not manifest.is_file():
+        raise BuildError(f"the model store {job.store} has no {job.model}: appliance models pull {job.model}")
+    described = json.loads(manifest.read_text(encoding="utf-8"))
+    folder = work / "model"
+    for part in ("blobs", "manifests"):
+        (folder / part).mkdir(parents=True)
+    shutil.copyfile(manifest, folder / "manifests" / manifest.name)
+    names = [f"{described['sha256']}.gguf"]
+    if described["chat_template_sha256"]:
+        names.append(f"{described['chat_template_sha256']}.jinja")
+    for name in names:
+        content = (job.store / "blobs" / name).read_bytes()
+        if hashlib.sha256(content).hexdigest() != name.split(".", 1)[0]:
+            raise BuildError(f"the model store's {name} has other bytes: appliance models verify {job.model}")
+        (folder / "blobs" / name).write_bytes(content)
+    tree.pack(folder, work / "model.tar", mtime=lock.source_date_epoch)
+    shutil.rmtree(folder)
+    disk = disks.make(chroot, work / "model.tar", work / "model.img", uuid=disks.MODEL_UUID, compress=False)
+    (work / "model.tar").unlink()
+    return disk
+
+
+def _boot(lock: Lock, chroot: Chroot, found: tuple[disks.Disk, disks.Disk], work: Path) -> None:
+    (kernel_deb,) = lock.group("kernel")
+    kernel = work / "kernel"
+    release = initrd.unpack_kernel(kernel_deb, kernel)
+    shutil.copyfile(kernel / "boot" / f"vmlinuz-{release}", work / "vmlinuz")
+    for name, script in (("initrd", "init.sh"), ("firmware-log-initrd", "firmware_log.sh")):
+        text = (_HERE / script).read_text(encoding="utf-8")
+        text = text.replace("@ROOT_UUID@", disks.ROOT_UUID.replace("-", ""))
+        text = text.replace("@MODEL_UUID@", disks.MODEL_UUID.replace("-", ""))
+        content = initrd.make(chroot, kernel, release, text.encode())
+        (work / f"{name}.img").write_bytes(chroot.run(["zstd", "-q", "-19", "-T1", "-c"], stdin=content))
+    shutil.rmtree(kernel)
+    boot = uki.Boot(folder=work, kernel="vmlinuz", initrd="initrd.img", release=release)
+    root, model = found
+    for attester in ATTESTERS:
+        options = cmdline.Options(
+            attester=attester,
+            root_hash=root.root_hash,
+            root_blocks=root.blocks,
+            model_hash=model.root_hash,
+            model_blocks=model.blocks,
+        )
+        image = uki.make(chroot, boot, cmdline.render(options), f"appliance-{attester}")
+        uki.make_disk(chroot, image, work / f"boot-{attester}.img")
+    log = uki.Boot(folder=work, kernel="vmlinuz", initrd="firmware-log-initrd.img", release=release)
+    image = uki.make(chroot, log, " ".join(cmdline.FIXED), "firmware-log")
+    uki.make_disk(chroot, image, work / "boot-firmware-log.img")
+
+
+def _facts(job: Job, work: Path) -> None:
+    """What callers pin of model and configuration, for each image: computed from the bytes that are in it."""
+    environ = {**job.environ, "APPLIANCE_STORE_MODELS_DIR": str(job.store)}
+    for attester in ATTESTERS:
+        command: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "appliance",
+            "reference-values",
+            "--config",
+            work / "appliance.toml",
+        ]
+        command += ["--attester", attester, "--listen", "0.0.0.0:8443"]
+        (work / f"models-{attester}.toml").write_bytes(run(command, environ=environ, cwd=job.project))
+
+
+def _digests(work: Path) -> None:
+    """SHA256SUMS, as sha256sum writes it, over everything."""
+    names = sorted(path.name for path in work.iterdir())
+    lines = [f"{hashlib.sha256((work / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
+    (work / "SHA256SUMS").write_text("".join(lines), encoding="ascii")

@@ -1,0 +1,138 @@
+"""What the image is made of, for people and scanners: an SPDX 2.3 document (spdx-tools) and a list of licences.
+
+Sources: the lock for names, versions and digests; DEP-5 copyright files of Debian's packages and the metadata of Python
+packages for licences. A licence is what its package declares; nobody here concluded more.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import re
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from license_expression import ExpressionError, get_spdx_licensing
+from spdx_tools.spdx.model.actor import Actor, ActorType
+from spdx_tools.spdx.model.checksum import Checksum, ChecksumAlgorithm
+from spdx_tools.spdx.model.document import CreationInfo, Document
+from spdx_tools.spdx.model.package import Package
+from spdx_tools.spdx.model.relationship import Relationship, RelationshipType
+from spdx_tools.spdx.model.spdx_no_assertion import SpdxNoAssertion
+from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+from spdx_tools.spdx.writer.json.json_writer import write_document_to_stream
+
+from image.build.errors import BuildError
+from image.build.lock import Input, Lock, digest, sha256_file
+from image.build.run import environment, run
+from image.build.wheels import wheel_metadata
+
+_IN_INITRD: Final = (
+    "busybox-static",
+    "dmsetup",
+    "libdevmapper1.02.1",
+    "libudev1",
+    "libselinux1",
+    "libpcre2-8-0",
+    "libcap2",
+)
+_DEP5 = re.compile(r"^License:[ \t]*(\S[^\n]*)$", re.MULTILINE)
+_LICENSING = get_spdx_licensing()
+_UNSAFE_IN_ID = re.compile(r"[^A-Za-z0-9.-]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """`licence` as declared, "" where nothing is; `sha256` of the file that was taken."""
+
+    kind: str
+    name: str
+    version: str
+    sha256: bytes
+    licence: str
+
+
+def write(lock: Lock, compiled: Sequence[Path], work: Path) -> None:
+    """sbom.spdx.json and licences.txt. Raises BuildError where the document is not valid SPDX."""
+    components = sorted(_components(lock, compiled), key=lambda one: (one.kind, one.name))
+    document = _document(lock, components)
+    messages = validate_full_spdx_document(document)
+    if messages:
+        raise BuildError(f"the SPDX document is not valid: {messages[0].validation_message}")
+    text = io.StringIO()
+    write_document_to_stream(document, text, validate=False)
+    (work / "sbom.spdx.json").write_text(text.getvalue() + "\n", encoding="utf-8")
+    lines = [f"{one.kind:<6} {one.name} {one.version}: {one.licence or 'see its files'}\n" for one in components]
+    head = (
+        "Licences as the packages declare them. Full texts: /usr/share/doc/*/copyright and *.dist-info in the root.\n\n"
+    )
+    (work / "licences.txt").write_text(head + "".join(lines), encoding="utf-8")
+
+
+def _components(lock: Lock, compiled: Sequence[Path]) -> list[Component]:
+    debs = [*lock.group("root", "kernel"), *(one for one in lock.group("tools") if one.name in _IN_INITRD)]
+    found = [
+        Component(kind="deb", name=o.name, version=o.version, sha256=o.sha256, licence=_deb_licence(o))
+        for o in dict.fromkeys(debs)
+    ]
+    for path in (*(one.cached() for one in lock.group("wheels")), *compiled):
+        fields = wheel_metadata(path)
+        found.append(
+            Component(
+                kind="python",
+                name=fields["name"],
+                version=fields["version"],
+                sha256=sha256_file(path),
+                licence=fields["licence"],
+            )
+        )
+    return found
+
+
+def _deb_licence(one: Input) -> str:
+    """The short names in the package's machine-readable copyright file, "" where it has none."""
+    archive = run(["dpkg-deb", "--fsys-tarfile", one.cached()], environ=environment(0))
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            if re.fullmatch(r"\./usr/share/doc/[^/]+/copyright", member.name) and member.isfile():
+                file = tar.extractfile(member)
+                text = file.read().decode("utf-8", "replace") if file is not None else ""
+                return ", ".join(sorted(set(_DEP5.findall(text)))) if "Format:" in text else ""
+    return ""
+
+
+def _document(lock: Lock, components: Sequence[Component]) -> Document:
+    created = datetime.datetime.fromtimestamp(lock.source_date_epoch, tz=datetime.UTC).replace(tzinfo=None)
+    info = CreationInfo(
+        spdx_version="SPDX-2.3",
+        spdx_id="SPDXRef-DOCUMENT",
+        name="attested-inference-image",
+        document_namespace=f"urn:attested-inference:image:{digest(lock.inputs).hex()}",
+        creators=[Actor(ActorType.TOOL, "attested-inference-image-build")],
+        created=created,
+    )
+    packages = [_package(one) for one in components]
+    describes = [Relationship("SPDXRef-DOCUMENT", RelationshipType.DESCRIBES, package.spdx_id) for package in packages]
+    return Document(info, packages=packages, relationships=describes)
+
+
+def _package(one: Component) -> Package:
+    try:
+        declared = _LICENSING.parse(one.licence, validate=True) if one.licence else SpdxNoAssertion()
+    except ExpressionError:
+        declared = SpdxNoAssertion()
+    return Package(
+        spdx_id=f"SPDXRef-{one.kind}-{_UNSAFE_IN_ID.sub('-', one.name)}",
+        name=one.name,
+        version=one.version,
+        download_location=SpdxNoAssertion(),
+        files_analyzed=False,
+        checksums=[Checksum(ChecksumAlgorithm.SHA256, one.sha256.hex())],
+        license_concluded=SpdxNoAssertion(),
+        license_declared=declared if declared is not None else SpdxNoAssertion(),
+        license_comment=f"declared as: {one.licence}" if one.licence else None,
+        copyright_text=SpdxNoAssertion(),
+    )
