@@ -213,7 +213,7 @@ def own_lookup_row(threads: str, rounds: int) -> Row:
     digests: dict[int, set[str]] = {}
 
     def editing(server: Server, number: int) -> float:
-        prompt = f"{EDITED}\n\nThe same text again, page {number}, with the word ships changed to boats:\n\n"
+        prompt = f"Original:\n{EDITED}\n\nEdited, page {number} (ships changed to boats):\n"
         timing = server.stream(prompt, 96)
         digests.setdefault(number, set()).add(timing.digest)
         return timing.decode
