@@ -1,4 +1,4 @@
-"""B172: a prompt with a canary through the whole product, and then a search of everything the appliance has written."""
+"""A prompt with a canary through the whole product, and then a search of everything the appliance has written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def watched(workspace: Path) -> Iterator[Served]:
         yield served
 
 
-def test_the_canary_is_never_seen(watched: Served, workspace: Path) -> None:
+def test_b172_the_canary_is_never_seen(watched: Served, workspace: Path) -> None:
     policy = Policy.load(make_policy(workspace / "watched-policy", environ=watched.environ))
     said: list[bytes] = []
     with Appliance(watched.url, policy=policy) as appliance:

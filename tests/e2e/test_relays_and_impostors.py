@@ -113,8 +113,8 @@ def refused(url: str, policy: Policy) -> VerificationError:
     return caught.value
 
 
-def test_a_relay_that_owns_the_tls_key(glass: GlassAppliance, policy: Policy) -> None:
-    """B040: same key, same certificate, genuine evidence forwarded. The exporters of its two halves differ."""
+def test_b040_a_relay_that_owns_the_tls_key(glass: GlassAppliance, policy: Policy) -> None:
+    """Same key, same certificate, genuine evidence forwarded. The exporters of its two halves differ."""
     glass.seen.clear()
     with Relay([stolen(glass)], [glass.port]) as relay:
         error = refused(relay.url, policy)
@@ -133,8 +133,8 @@ def test_a_relay_with_a_certificate_of_its_own(glass: GlassAppliance, policy: Po
     assert CANARY.encode() not in relay.plaintext
 
 
-def test_an_address_that_alternates_identities(glass: GlassAppliance, server: Served, policy: Policy) -> None:
-    """B055: the verdict belongs to the very connection that carries the request, and to no other."""
+def test_b055_an_address_that_alternates_identities(glass: GlassAppliance, server: Served, policy: Policy) -> None:
+    """The verdict belongs to the very connection that carries the request, and to no other."""
     seen: list[bytes] = []
     forward = _Switch([server.port, glass.port])
     with forward, Appliance(forward.url, policy=policy) as appliance:
@@ -148,8 +148,8 @@ def test_an_address_that_alternates_identities(glass: GlassAppliance, server: Se
     assert forward.connections >= 3
 
 
-def test_an_address_that_alternates_with_an_impostor(glass: GlassAppliance, policy: Policy) -> None:
-    """B055: the first connection is genuine, the next one is not; what the first proved does not help it."""
+def test_b055_an_address_that_alternates_with_an_impostor(glass: GlassAppliance, policy: Policy) -> None:
+    """The first connection is genuine, the next one is not; what the first proved does not help it."""
     with Relay([own_certificate()], [glass.port]) as relay:
         forward = _Switch([glass.port, int(relay.url.rpartition(":")[2])])
         with forward, Appliance(forward.url, policy=policy) as appliance:

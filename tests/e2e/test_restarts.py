@@ -32,8 +32,8 @@ def mortal_policy(workspace: Path, mortal: Served) -> Policy:
     return Policy.load(make_policy(workspace / "mortal-policy", environ=mortal.environ))
 
 
-async def test_restarted_with_new_keys(mortal: Served, mortal_policy: Policy) -> None:
-    """B058: one re-attestation under the same policy, then as before, for clients of both kinds."""
+async def test_b058_restarted_with_new_keys(mortal: Served, mortal_policy: Policy) -> None:
+    """One re-attestation under the same policy, then as before, for clients of both kinds."""
     kept: list[VerifiedAnswer] = []
     with Appliance(mortal.url, policy=mortal_policy, save=kept.append) as appliance:
         async with AsyncAppliance(mortal.url, policy=mortal_policy, save=kept.append) as other:

@@ -152,6 +152,34 @@ async def test_what_the_worker_holds(engine: SupervisedEngine) -> None:
     assert "libllama" in (proc / "maps").read_text()
 
 
+async def test_b159_five_loads_and_unloads_leave_nothing_behind(smollm2: Path) -> None:
+    """Neither memory nor files nor processes, and an answer in progress is told that its model goes."""
+    resident: list[int] = []
+    files: list[int] = []
+    for number in range(5):
+        engine = SupervisedEngine(settings_for(smollm2))
+        await engine.start(lambda phase, fraction: None)
+        pid = engine.worker_pid
+        assert pid is not None
+        assert await text_of(engine, job(number))
+        task, _ = await streaming(engine, number + 100)
+        async with asyncio.timeout(5):
+            await engine.stop(5.0)
+            with pytest.raises(Unavailable) as caught:
+                await task
+        assert caught.value.code == "shutting_down"
+        assert not _alive(pid)
+        assert not engine.ready
+        held = [os.readlink(link) for link in _own_files()]
+        assert not any("memfd" in name for name in held), "the sealed copy of the model"
+        assert "memfd" not in Path("/proc/self/maps").read_text()
+        files.append(len(held))
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        resident.append(int(status["VmRSS"].split()[0]))
+    assert files == files[:1] * 5
+    assert resident[-1] - resident[0] < 16_384, f"kB after each round: {resident}"
+
+
 async def test_the_worker_dies_with_its_supervisor(smollm2: Path) -> None:
     program = f"""
         import asyncio, os, sys
@@ -184,6 +212,11 @@ async def test_the_worker_dies_with_its_supervisor(smollm2: Path) -> None:
     async with asyncio.timeout(5):
         while _alive(pid):
             await asyncio.sleep(0.01)
+
+
+def _own_files() -> list[Path]:
+    """Links of this process's open files that are still open when they are read."""
+    return [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
 
 
 def _alive(pid: int) -> bool:

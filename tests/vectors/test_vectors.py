@@ -94,7 +94,12 @@ def test_honest_vector_is_accepted_by_all_three(name: str) -> None:
     verify_by_reference(vector["kind"], vector["data"], vector["held"])
 
 
-@pytest.mark.parametrize("name", FAULTY)
+def with_bugs(name: str) -> str:
+    """The vector and the public bugs it stands for."""
+    return "-".join([name, *load(name)["bugs"]])
+
+
+@pytest.mark.parametrize("name", FAULTY, ids=with_bugs)
 def test_faulty_vector_is_refused_with_its_code(name: str) -> None:
     vector = load(name)
     twin = load(vector["twin"])

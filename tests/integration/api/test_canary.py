@@ -1,4 +1,4 @@
-"""B172: what people ask never reaches a log, an error, or the metrics, at any level, on any path."""
+"""What people ask never reaches a log, an error, or the metrics, at any level, on any path."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def unseen(client: Client, reply: Reply) -> None:
     assert CANARY not in json.dumps(reply.headers)
 
 
-def test_refusals(api: StartApi, watched: Callable[[], str]) -> None:
+def test_b172_refusals(api: StartApi, watched: Callable[[], str]) -> None:
     running = api()
     for body in REFUSED:
         client = running.connect()
@@ -135,7 +135,7 @@ def test_refusals(api: StartApi, watched: Callable[[], str]) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_answers_and_failures(api: StartApi, watched: Callable[[], str], stream: bool) -> None:
+def test_b172_answers_and_failures(api: StartApi, watched: Callable[[], str], stream: bool) -> None:
     late, early = Quoting(), Quoting()
     late.late = True
     statuses = []
@@ -171,7 +171,7 @@ def test_answers_and_failures(api: StartApi, watched: Callable[[], str], stream:
     assert "Exception in ASGI application (ValueError)" in seen, "a fault is logged by its kind"
 
 
-def test_clients_that_leave_and_a_server_that_stops(api: StartApi, watched: Callable[[], str]) -> None:
+def test_b172_clients_that_leave_and_a_server_that_stops(api: StartApi, watched: Callable[[], str]) -> None:
     running = api(script=FakeScript(pieces=(b"x",) * 50, delay_s=0.05))
     for body, cut in ((content(stream=True), 0), (content(), 0), (content(), 9)):
         client = running.connect()

@@ -77,7 +77,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_requests_are_refused_once_and_closed(shared, name):
+def test_b129_bad_requests_are_refused_once_and_closed(shared, name):
     status, request = BAD[name]
     before = shared.stats.bad_requests
     with shared.connect() as client:

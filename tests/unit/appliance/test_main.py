@@ -133,7 +133,7 @@ def test_b178_the_same_digests_from_another_place_time_and_umask(store: Path, tm
     assert len(values["models"]["tiny"]) == len(values["config"]) == 64
 
 
-def test_another_model_or_template_is_another_identity(store: Path, tmp_path: Path) -> None:
+def test_b170_another_model_or_template_is_another_identity(store: Path, tmp_path: Path) -> None:
     def identity(root: Path, config: str = "") -> str:
         path = tmp_path / "c.toml"
         path.write_text(f"[[models]]\nname = 'tiny'\n{config}")
