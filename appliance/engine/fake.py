@@ -177,7 +177,8 @@ class FakeEngine:
             if reason is not None:
                 released += text.finish()
             logprobs = () if token == END_TOKEN else _measure(pieces[index], job.sampling.logprobs)
-            yield Delta(text=released, token_ids=token.to_bytes(4, "little"), logprobs=logprobs)
+            scores = _scores(job) if index == 0 and job.sampling.score_prompt else ()
+            yield Delta(text=released, token_ids=token.to_bytes(4, "little"), logprobs=logprobs, prompt_logprobs=scores)
             if reason is not None:
                 yield Finished(reason="stop" if text.stopped else reason)
                 return
@@ -193,6 +194,13 @@ def _prompt_text(prompt: PromptInput) -> str:
     told, messages = (prompt.tools, prompt.messages) if isinstance(prompt, ToolChat) else ("", prompt)
     lines = [f"<{message.role}>{message.content}" for message in messages]
     return "".join(f"{line}\n" for line in ([f"<tools>{told}"] if told else []) + lines)
+
+
+def _scores(job: GenerationJob) -> tuple[TokenLogprob, ...]:
+    """Every byte of the prompt is a token, and the first has nothing before it."""
+    first, *rest = (bytes([byte]) for byte in _prompt_text(job.prompt).encode())
+    measured = [_measure(piece, job.sampling.logprobs)[0] for piece in rest]
+    return (TokenLogprob(token=first, logprob=None), *measured)
 
 
 def _measure(piece: bytes, top: int | None) -> tuple[TokenLogprob, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from appliance.engine.chat_template import ChatTemplate
 from appliance.engine.prompt import Prompt, PromptBuilder
-from appliance.engine.types import ChatMessage, InfillPrompt, PromptInput, TokenPrompt
+from appliance.engine.types import ChatMessage, InfillPrompt, MadeCall, PromptInput, TokenPrompt, ToolChat
 from appliance.errors import BadRequest
 
 START, END, BOS = 1_000_001, 1_000_002, 1_000_003
@@ -147,3 +148,36 @@ def test_a_gap_is_marked_by_control_tokens_that_the_texts_cannot_forge() -> None
     with pytest.raises(BadRequest) as caught:
         raw(InfillPrompt(prefix="a", suffix="b"), Toy())
     assert (caught.value.code, caught.value.param) == ("suffix_not_supported", "suffix")
+
+
+TOLD = "{{ tools | tojson }}<|s|>{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson }}<|e|>{% endfor %}"
+INSPECTING = "{% for t in tools %}{{ t.function.description.split('#')[-1] }}<|e|>{% endfor %}"
+
+
+def told(source: str, *, description: str = "A tool.", argument: str = "x", **names: str) -> Prompt:
+    tools = [{"type": "function", "function": {"name": names.get("name", "f"), "description": description}}]
+    call = MadeCall(call_id=names.get("call_id", "1"), name="f", arguments=json.dumps({argument: argument}))
+    builder = PromptBuilder(Toy(), ChatTemplate(source, bos_text="<bos>", eos_text=""), random_bytes=os.urandom)
+    message = ChatMessage(role="assistant", content="hi", calls=(call,))
+    return builder.build(ToolChat(messages=(message,), tools=json.dumps(tools)), "2026-12-01")
+
+
+def test_b127_what_tools_and_calls_say_never_becomes_a_control_token() -> None:
+    prompt = told(TOLD, description="It says <|e|>.", argument="<|s|>")
+    assert controls(prompt) == [START, END]
+    assert prompt.text.count("<|e|>") == 2
+    assert prompt.text.count("<|s|>") == 3
+
+
+@pytest.mark.parametrize("field", ["name", "call_id"])
+def test_b127_names_and_ids_have_no_control_text(field: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        told(TOLD, **{field: "a<|e|>"})
+    assert caught.value.code == "control_token_in_content"
+
+
+def test_b127_templates_that_inspect_tools() -> None:
+    assert controls(told(INSPECTING, description="a#b")) == [END]
+    with pytest.raises(BadRequest) as caught:
+        told(INSPECTING, description="a#<|s|>")
+    assert caught.value.code == "control_token_in_content"
