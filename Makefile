@@ -13,6 +13,7 @@ MODEL ?= smollm2-135m-instruct
 LLAMA_CMAKE_ARGS := -DLLAVA_BUILD=OFF -DGGML_LLAMAFILE=OFF -DLLAMA_BUILD_TOOLS=OFF
 # tpm2-pytss compiles against a library of the system; without it a few tests are left out, and say so.
 TPM_EXTRA := $(shell command -v swtpm >/dev/null && pkg-config --exists tss2-esys 2>/dev/null && echo ,tpm2)
+VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 PIP_INSTALL = CMAKE_ARGS="$(LLAMA_CMAKE_ARGS)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
 	$(PY) -m pip install -v -c constraints.txt
@@ -75,6 +76,22 @@ test: $(VENV)/.installed-test ## run all tests
 vsock-test: $(VENV)/.installed-test ## attest, ask and stream over real AF_VSOCK, in a guest that boots in two seconds
 	@$(PY) -m appliance models pull smollm2-135m-instruct
 	@scripts/vsock/run_guest.sh
+
+.PHONY: ovmf
+ovmf: $(VENV)/.installed-test ## firmware for SEV-SNP and TDX from Debian's edk2 source (as root; in build/image/ovmf)
+	@$(PY) -m image.ovmf build
+
+.PHONY: ovmf-check
+ovmf-check: $(VENV)/.installed-test ## build the firmware twice and compare
+	@$(PY) -m image.ovmf check
+
+.PHONY: eif
+eif: $(VENV)/.installed-test ## enclave image file for AWS Nitro, from what `make image` made
+	@$(PY) -m image.eif --version $(VERSION)
+
+.PHONY: oci
+oci: $(VENV)/.installed-test ## container image (OCI layout archive), from what `make image` made
+	@$(PY) -m image.oci --version $(VERSION)
 
 .PHONY: check
 check: $(VENV)/.installed-test ## formatting, lint, types, import rules

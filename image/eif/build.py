@@ -7,6 +7,7 @@ one tree. An enclave has no disk, so the weights are in memory twice while it bo
 
 from __future__ import annotations
 
+import datetime
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +18,16 @@ from image import service, tree
 from image.build.errors import BuildError
 from image.eif import newc
 from image.eif.init import KNOWN_OPTIONS, MODULES
+from image.init.cmdline import FIXED
 from image.measure import cpio, eif
 from image.tree import Entry
 
 FOLDER: Final = Path(__file__).parent
 CONFIGURATION: Final = f"{service.CONFIGURATION_FOLDER}/enclave.toml"
-# reboot=k: how an enclave tells its hypervisor that it ends. pci=off: there is no such bus to look for.
-CMDLINE: Final = (
-    "reboot=k panic=1 pci=off console=ttyS0 i8042.noaux i8042.nomux i8042.nopnp i8042.dumbkbd "
-    "random.trust_cpu=on lockdown=confidentiality module.sig_enforce=1 init_on_free=1 quiet"
+# What every image has, and then: reboot=k is how an enclave tells its hypervisor that it ends; it has no PCI bus and no
+# keyboard to look for.
+CMDLINE: Final = " ".join(
+    (*FIXED, "reboot=k", "pci=off", "i8042.noaux", "i8042.nomux", "i8042.nopnp", "i8042.dumbkbd", "random.trust_cpu=on")
 )
 
 
@@ -41,11 +43,12 @@ class Parts:
     model_names: Sequence[str]
 
 
-def assemble(parts: Parts, *, name: str, version: str, built: str, epoch: int) -> eif.Eif:
-    """The enclave image, in memory. Raises BuildError or MeasureError."""
+def assemble(parts: Parts, *, version: str, epoch: int) -> eif.Eif:
+    """The enclave image, in memory; `epoch` is its one time. Raises BuildError or MeasureError."""
     unknown = [word for word in CMDLINE.split() if word.partition("=")[0] not in KNOWN_OPTIONS]
     if unknown:
         raise BuildError(f"the enclave's first process would refuse its own command line: {unknown[0]}")
+    built = datetime.datetime.fromtimestamp(epoch, datetime.UTC).isoformat()
     ramdisks = (
         boot_entries(parts.modules),
         root_entries(parts.root, parts.model_names),
@@ -55,7 +58,7 @@ def assemble(parts: Parts, *, name: str, version: str, built: str, epoch: int) -
         kernel=parts.kernel,
         cmdline=CMDLINE,
         ramdisks=tuple(_ramdisk(entries, epoch) for entries in ramdisks),
-        metadata=eif.make_metadata(name, version, parts.kernel_version, built),
+        metadata=eif.make_metadata("attested-inference", version, parts.kernel_version, built),
     )
 
 
@@ -65,7 +68,7 @@ def boot_entries(modules: Sequence[tuple[str, bytes]]) -> tuple[Entry, ...]:
     return tree.ordered(
         [
             tree.text("init", (FOLDER / "init.py").read_bytes(), 0o755),
-            tree.folder("dev"),
+            *(tree.folder(name) for name in ("dev", "proc", "sys")),
             tree.character_device("dev/console", 5, 1),
             tree.character_device("dev/null", 1, 3, 0o666),
             tree.folder(str(Path(folder).parent)),

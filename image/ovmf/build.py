@@ -41,11 +41,12 @@ def build(lock: Lock, out: Path, *, jobs: int, say: Callable[[str], None], cache
         out.mkdir(parents=True, exist_ok=True)
         say(f"Preparing the tools ({len(lock.group(TOOLS))} packages)")
         tools = chroot.prepare(lock.group(TOOLS), tools=CHROOTS, source_date_epoch=lock.source_date_epoch)
-        with tempfile.TemporaryDirectory(prefix="ovmf-") as scratch, tools.bound(Path(scratch), "/build"):
-            _prepare(tools, Path(scratch), lock, cache)
+        with tempfile.TemporaryDirectory(prefix="ovmf-") as scratch:
+            inside = tools.bound(Path(scratch), "/build")
+            _prepare(inside, Path(scratch), lock, cache)
             for one in wanted:
                 say(f"Building {one.file} ({one.purpose})")
-                tools.run(["bash", "/build/build.sh", str(jobs), one.platform, *one.defines])
+                inside.run(["bash", "/build/build.sh", str(jobs), one.platform, *one.defines])
                 _take(Path(scratch) / "edk2/Build" / one.folder / "RELEASE_GCC5/FV/OVMF.fd", out / one.file)
         _write_manifest(out, keys)
     return tuple(Built(path=out / one.file, sha256=_sha256(out / one.file), key=keys[one.file]) for one in FIRMWARES)
@@ -64,7 +65,7 @@ def check(lock: Lock, *, jobs: int, say: Callable[[str], None], cache: Path = CA
     return found[0]
 
 
-def _prepare(tools: Chroot, folder: Path, lock: Lock, cache: Path) -> None:
+def _prepare(inside: Chroot, folder: Path, lock: Lock, cache: Path) -> None:
     """Put our files and the source into `folder`, which is /build inside."""
     for name, content in recipe().items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -72,7 +73,7 @@ def _prepare(tools: Chroot, folder: Path, lock: Lock, cache: Path) -> None:
     upstream, debian = _archives(lock.group(SOURCE))
     for archive in (upstream, debian):
         shutil.copyfile(archive.cached(cache), folder / archive.file)
-    tools.run(["bash", "/build/source.sh", f"/build/{upstream.file}", f"/build/{debian.file}"])
+    inside.run(["bash", "/build/source.sh", f"/build/{upstream.file}", f"/build/{debian.file}"])
 
 
 def _archives(inputs: Sequence[Input]) -> tuple[Input, Input]:

@@ -135,10 +135,10 @@ def test_the_image_unpacks_to_root_and_models_and_runs_as_the_unprivileged_user(
     assert sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()) == [
         "etc/appliance/container.toml",
         "etc/motd",
-        "models/blobs/w.gguf",
+        "srv/models/blobs/w.gguf",
     ]
     process = json.loads((tmp_path / "bundle/config.json").read_text())["process"]
-    assert (process["user"]["uid"], process["user"]["gid"]) == (1000, 1000)
+    assert (process["user"]["uid"], process["user"]["gid"]) == (service.USER, service.USER)
     assert process["args"][0] == service.PYTHON
 
 
