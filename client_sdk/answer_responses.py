@@ -46,6 +46,24 @@ _PADDED = frozenset({wire.EVENT_TEXT_DELTA, wire.EVENT_ARGUMENTS_DELTA})
 _ENDS = {kind: status for status, kind in wire.EVENT_END.items()}
 
 
+_ANY_END = frozenset(_ENDS)
+_TEXT_GOES_ON = frozenset({wire.EVENT_TEXT_DELTA, wire.EVENT_TEXT_DONE})
+_ARGUMENTS_GO_ON = frozenset({wire.EVENT_ARGUMENTS_DELTA, wire.EVENT_ARGUMENTS_DONE})
+_NEXT: Mapping[str, frozenset[str]] = {
+    wire.EVENT_CREATED: frozenset({wire.EVENT_IN_PROGRESS}),
+    wire.EVENT_IN_PROGRESS: frozenset({wire.EVENT_ITEM_ADDED}),
+    wire.EVENT_PART_ADDED: _TEXT_GOES_ON,
+    wire.EVENT_TEXT_DELTA: _TEXT_GOES_ON,
+    wire.EVENT_TEXT_DONE: frozenset({wire.EVENT_PART_DONE}),
+    wire.EVENT_PART_DONE: frozenset({wire.EVENT_ITEM_DONE}),
+    wire.EVENT_ARGUMENTS_DELTA: _ARGUMENTS_GO_ON,
+    wire.EVENT_ARGUMENTS_DONE: frozenset({wire.EVENT_ITEM_DONE}),
+    wire.EVENT_ITEM_DONE: frozenset({wire.EVENT_ITEM_ADDED}) | _ANY_END,
+    **{kind: frozenset() for kind in wire.EVENT_END.values()},
+}
+"""What may follow which event. An error may come at any time; what follows the beginning of an item depends on it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Item:
     """A message (`text`, None before it has a part) or a call of a function (`name`, `text` being its arguments)."""
@@ -61,6 +79,7 @@ class _Item:
 class _Response:
     identifier: str
     model: str
+    created_at: int
     status: str
     items: tuple[_Item, ...]
     usage: tuple[int, int] | None
@@ -69,7 +88,7 @@ class _Response:
     @property
     def heading(self) -> tuple[object, ...]:
         """What stays the same from event to event."""
-        return self.identifier, self.model, self.stated
+        return self.identifier, self.model, self.created_at, self.stated
 
     @property
     def content(self) -> AnswerContent:
@@ -102,11 +121,12 @@ class ResponseCollector:
     Raises MalformedError MALFORMED_STREAM.
     """
 
-    __slots__ = ("_begun", "_chars", "_count", "_done", "_end", "_open", "_parts", "_reader")
+    __slots__ = ("_begun", "_chars", "_count", "_done", "_end", "_expected", "_open", "_parts", "_reader")
 
     def __init__(self) -> None:
         self._reader = JsonReader(Rejection.MALFORMED_STREAM)
         self._count = 0
+        self._expected = frozenset({wire.EVENT_CREATED})
         self._begun: _Response | None = None
         self._end: _Response | None = None
         self._done: list[_Item] = []
@@ -119,20 +139,22 @@ class ResponseCollector:
         reader = self._reader
         event = reader.record(reader.json(data), "event")
         kind = event.get("type")
-        fields = _EVENTS.get(kind) if type(kind) is str else None
-        if type(kind) is not str or fields is None or self._end is not None:
-            reader.fail("an event of an unknown kind, or behind the end")
+        if type(kind) is not str or kind not in _EVENTS:
+            reader.fail("an event of an unknown kind")
+        if self._end is not None or kind not in self._expected | {wire.EVENT_END[wire.STATUS_FAILED]}:
+            reader.fail(f"{kind} comes out of order")
         padding = {"obfuscation"} if kind in _PADDED and type(event.get("obfuscation")) is str else set()
-        if event.keys() != fields | padding | {"type", "sequence_number"}:
+        if event.keys() != _EVENTS[kind] | padding | {"type", "sequence_number"}:
             reader.fail(f"{kind} has other fields than it should")
-        if type(event["sequence_number"]) is not int or event["sequence_number"] != self._count:
+        if reader.count(event, "sequence_number") != self._count:
             reader.fail("an event is out of sequence")
         self._count += 1
-        if "response" in fields:
+        self._expected = _NEXT.get(kind, self._expected)
+        if "response" in event:
             return self._about_response(kind, event)
-        if self._begun is None or self._count < 3 or event["output_index"] != len(self._done):
-            reader.fail(f"{kind} comes out of order")
-        if "item" in fields:
+        if reader.count(event, "output_index") != len(self._done):
+            reader.fail(f"{kind} is about another item")
+        if "item" in event:
             self._about_item(kind, event)
         else:
             self._within_item(kind, event)
@@ -151,22 +173,19 @@ class ResponseCollector:
     def _about_response(self, kind: str, event: Mapping[str, object]) -> FrameMeaning:
         reader, begun = self._reader, self._begun
         response = _response(reader, event["response"])
-        ends = kind in _ENDS
-        place = {wire.EVENT_CREATED: self._count == 1, wire.EVENT_IN_PROGRESS: self._count == 2}
-        in_place = place.get(kind, self._count > 2) or kind == wire.EVENT_END[wire.STATUS_FAILED]
-        if not in_place or response.status != _ENDS.get(kind, wire.STATUS_IN_PROGRESS):
-            reader.fail(f"{kind} comes out of order")
+        if response.status != _ENDS.get(kind, wire.STATUS_IN_PROGRESS):
+            reader.fail(f"{kind} has another status")
         if begun is not None and begun.heading != response.heading:
             reader.fail("the response changes on the way")
         self._begun = begun or response
-        if not ends:
+        if kind not in _ENDS:
             if response.items:
                 reader.fail("a response begins with output")
             return FrameMeaning(error=False, usage=False, finished=frozenset())
         self._end = response
         if response.status == wire.STATUS_FAILED:
             return FrameMeaning(error=True, usage=False, finished=frozenset())
-        if self._open is not None or response.items != tuple(self._done):
+        if response.items != tuple(self._done):
             reader.fail("the response has other output than its events")
         return FrameMeaning(error=False, usage=True, finished=frozenset({0}))
 
@@ -174,29 +193,26 @@ class ResponseCollector:
         reader = self._reader
         item = _item(reader, event["item"])
         if kind == wire.EVENT_ITEM_ADDED:
-            if self._open is not None or item.text or item.status != wire.STATUS_IN_PROGRESS or self._count > 1 << 24:
-                reader.fail("an item begins where it should not, or not empty")
+            if item.text or item.status != wire.STATUS_IN_PROGRESS:
+                reader.fail("an item does not begin empty")
             self._open, self._parts = item, []
+            self._expected = frozenset({wire.EVENT_PART_ADDED}) if item.name is None else _ARGUMENTS_GO_ON
             return
-        if self._open is None or replace(item, status=self._open.status) != self._so_far():
+        if item.status == wire.STATUS_IN_PROGRESS or replace(item, status=wire.STATUS_IN_PROGRESS) != self._so_far():
             reader.fail("an item ends other than it was")
         self._done.append(item)
-        self._open = None
 
     def _within_item(self, kind: str, event: Mapping[str, object]) -> None:
         reader, item = self._reader, self._open
-        if item is None or event["item_id"] != item.identifier or event.get("content_index", 0) != 0:
+        assert item is not None, "events within an item are expected behind its beginning alone"
+        if event["item_id"] != item.identifier or event.get("content_index", 0) != 0 or event.get("logprobs", []) != []:
             reader.fail(f"{kind} is about another item")
-        if (item.name is None) != ("content_index" in event) or event.get("logprobs", []) != []:
-            reader.fail(f"{kind} does not go with its item")
         if kind == wire.EVENT_PART_ADDED:
-            if item.text is not None or _part(reader, event["part"]):
-                reader.fail("a part begins where it should not, or not empty")
+            if _part(reader, event["part"]):
+                reader.fail("a part does not begin empty")
             self._open = replace(item, text="")
         elif "delta" in event:
-            delta = event["delta"]
-            if type(delta) is not str or item.text is None:
-                reader.fail(f"{kind} has no text, or no part to add to")
+            delta = _text(reader, event, "delta")
             self._parts.append(delta)
             self._chars += len(delta)
             if self._chars > MAX_STREAM_TEXT_CHARS:
@@ -237,6 +253,7 @@ def _response(reader: JsonReader, value: object) -> _Response:
     return _Response(
         identifier=_text(reader, fields, "id"),
         model=_text(reader, fields, "model"),
+        created_at=reader.count(fields, "created_at"),
         status=status,
         items=items,
         usage=_usage(reader, fields["usage"]),
