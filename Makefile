@@ -78,7 +78,7 @@ vsock-test: $(VENV)/.installed-test ## attest, ask and stream over real AF_VSOCK
 	@scripts/vsock/run_guest.sh
 
 .PHONY: ovmf
-ovmf: $(VENV)/.installed-test ## firmware for SEV-SNP and TDX from Debian's edk2 source (as root; in build/image/ovmf)
+ovmf: $(VENV)/.installed-test ## firmware for SEV-SNP and TDX from Debian's edk2 source (as root; in build/image-firmware)
 	@$(PY) -m image.ovmf build
 
 .PHONY: ovmf-check

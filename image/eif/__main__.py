@@ -16,17 +16,17 @@ from image.measure import eif
 from image.measure.errors import MeasureError
 
 _EXIT_REFUSED = 1
-_OUT = Path("build/image")
+_BUILD = Path("build")
 
 
 def main(arguments: list[str]) -> int:
     """0 on success, 1 with one line on standard error, 2 for usage."""
     parser = argparse.ArgumentParser(prog="python -m image.eif", description="Enclave image file for AWS Nitro.")
-    parser.add_argument("--root", type=Path, default=_OUT / "root.tar", help="root file system (tar)")
+    parser.add_argument("--root", type=Path, default=_BUILD / "image/root.tar", help="root file system (tar)")
     parser.add_argument("--store", type=Path, default=service.default_store(os.environ))  # noqa: TID251
     parser.add_argument("--model", default="smollm2-135m-instruct", help="its name in the store")
     parser.add_argument("--version", required=True)
-    parser.add_argument("--out", type=Path, default=_OUT / "appliance.eif")
+    parser.add_argument("--out", type=Path, default=_BUILD / "image-eif/appliance.eif")
     try:
         return _write(parser.parse_args(arguments))
     except (BuildError, MeasureError, OSError) as error:
@@ -37,7 +37,9 @@ def main(arguments: list[str]) -> int:
 def _write(options: argparse.Namespace) -> int:
     locked = lock.load()
     fetch.fetch(locked, locked.group("kernel", "tools"), environ=dict(os.environ), say=print)  # noqa: TID251
-    tools = chroot.prepare(locked.group("tools"), tools=_OUT / "tools", source_date_epoch=locked.source_date_epoch)
+    tools = chroot.prepare(
+        locked.group("tools"), tools=_BUILD / "image-tools", source_date_epoch=locked.source_date_epoch
+    )
     (package,) = locked.group("kernel")
     with tempfile.TemporaryDirectory() as scratch:
         parts_of_kernel = kernel.take(package, tools, Path(scratch))
@@ -52,6 +54,7 @@ def _write(options: argparse.Namespace) -> int:
     )
     epoch = locked.source_date_epoch
     image = build.assemble(parts, version=options.version, epoch=epoch)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     partial = options.out.with_name(f".{options.out.name}.part")
     with partial.open("wb") as file:
         eif.write_to(image, file)

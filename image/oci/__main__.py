@@ -14,17 +14,17 @@ from image.build.errors import BuildError
 from image.oci import build, layout
 
 _EXIT_REFUSED = 1
-_OUT = Path("build/image")
+_BUILD = Path("build")
 
 
 def main(arguments: list[str]) -> int:
     """0 on success, 1 with one line on standard error, 2 for usage."""
     parser = argparse.ArgumentParser(prog="python -m image.oci", description="OCI image layout, without an engine.")
-    parser.add_argument("--root", type=Path, default=_OUT / "root.tar", help="root file system (tar)")
+    parser.add_argument("--root", type=Path, default=_BUILD / "image/root.tar", help="root file system (tar)")
     parser.add_argument("--store", type=Path, default=service.default_store(os.environ))  # noqa: TID251
     parser.add_argument("--model", default="smollm2-135m-instruct", help="its name in the store")
     parser.add_argument("--version", required=True)
-    parser.add_argument("--out", type=Path, default=_OUT / "appliance-oci.tar")
+    parser.add_argument("--out", type=Path, default=_BUILD / "image-oci/appliance-oci.tar")
     try:
         return _write(parser.parse_args(arguments))
     except (BuildError, OSError) as error:
@@ -35,7 +35,9 @@ def main(arguments: list[str]) -> int:
 def _write(options: argparse.Namespace) -> int:
     locked = lock.load()
     fetch.fetch(locked, locked.group("tools"), environ=dict(os.environ), say=print)  # noqa: TID251
-    tools = chroot.prepare(locked.group("tools"), tools=_OUT / "tools", source_date_epoch=locked.source_date_epoch)
+    tools = chroot.prepare(
+        locked.group("tools"), tools=_BUILD / "image-tools", source_date_epoch=locked.source_date_epoch
+    )
     model = service.read_store(options.store, options.model)
     parts = build.Parts(root=tree.read_tar(options.root), model=model, model_names=(options.model,))
     digest = build.build(

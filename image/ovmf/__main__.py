@@ -16,7 +16,7 @@ from image.ovmf import build, inputs
 from image.ovmf.firmware import SOURCE, TOOLS
 
 _EXIT_REFUSED = 1
-_OUT = Path("build/image/ovmf")
+_OUT = Path("build/image-firmware")
 
 
 def main(arguments: list[str]) -> int:

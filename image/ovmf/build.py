@@ -16,7 +16,7 @@ from image.build.errors import BuildError
 from image.build.lock import CACHE, Input, Lock
 from image.ovmf.firmware import FIRMWARES, SOURCE, TOOLS, key, recipe
 
-CHROOTS = Path("build/image/tools")
+CHROOTS = Path("build/image-tools")
 _MANIFEST = "firmware.json"
 
 
