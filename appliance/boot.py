@@ -200,8 +200,7 @@ async def _load_models(
 ) -> dict[str, ServedModel]:
     models: dict[str, ServedModel] = {}
     for model in config.models:
-        installed = host.store.get(model.name)
-        engine = facts.engine_for(config, model, installed, host.python)
+        engine = facts.engine_for(config, model, host.store, host.python)
         stack.push_async_callback(engine.stop, config.server.grace_s)
 
         def named(phase: str, fraction: float, name: str = model.name) -> None:

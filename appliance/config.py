@@ -111,7 +111,7 @@ class EngineConfig:
     slots: int = _setting(16, low=1, high=255)
     kv_tokens: int | Literal["auto"] = _setting("auto", low=2, high=1 << 28)
     determinism: str = _setting("per-request", words=("per-request", "always"))
-    speculation: str = _setting("auto", words=("auto", "off", "prompt-lookup", "n-gram"))
+    speculation: str = _setting("auto", words=("auto", "off", "prompt-lookup", "n-gram", "draft-model"))
     draft_tokens: int = _setting(8, low=1, high=64)
     draft_widths: str = _setting("adaptive", words=("adaptive", "fixed"))
     prefix_cache_entries: int = _setting(64, low=0, high=65536)
@@ -134,6 +134,12 @@ class ModelConfig:
     context_length: int = _setting(0, low=0, high=1 << 24)
     chat_template_file: str = _setting("", digest=False)
     pooling: str = _setting("auto", words=("auto", "none", "mean", "cls", "last"))
+    reasoning: str = _setting("auto", words=("auto", "none"))
+    reasoning_tags: tuple[str, ...] = _setting(())
+    draft_model: str = _setting("", digest=False)
+    """The model in the store that guesses ahead, or `draft_file`; either way `draft_sha256` in hex says which one."""
+    draft_file: str = _setting("", digest=False)
+    draft_sha256: str = _setting("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
+from typing import Literal
 
 from appliance.config import Config, ModelConfig
+from appliance.engine.draft import DraftWeights
 from appliance.engine.embedding_supervisor import SupervisedEmbedder
 from appliance.engine.gguf import read_facts
 from appliance.engine.pooling import resolve_pooling
@@ -16,6 +18,7 @@ from appliance.engine.settings import EngineSettings, RestartPolicy, Speculation
 from appliance.engine.supervisor import SupervisedEngine
 from appliance.engine.types import EngineInfo, LoadedModel
 from appliance.errors import BootError
+from appliance.models.digests import parse_sha256
 from appliance.models.manifest import InstalledModel
 from appliance.models.progress import Fractions
 from appliance.models.store import ModelStore
@@ -37,7 +40,35 @@ def chat_template_of(model: ModelConfig, installed: InstalledModel) -> str | Non
         raise BootError(f"chat template {path} cannot be read: {error.__class__.__name__}") from error
 
 
-def engine_settings(config: Config, model: ModelConfig, installed: InstalledModel, python: str) -> EngineSettings:
+def draft_of(model: ModelConfig, store: ModelStore) -> DraftWeights | None:
+    """The model that guesses ahead for this one; None where none is configured. Raises BootError."""
+    named = [place for place in (model.draft_model, model.draft_file) if place]
+    if not named and not model.draft_sha256:
+        return None
+    where = f"models[] {model.name!r}"
+    if len(named) != 1 or not model.draft_sha256:
+        raise BootError(f"{where}: a draft model takes draft_sha256 and either draft_model or draft_file")
+    sha256 = parse_sha256(model.draft_sha256)
+    if sha256.hex() != model.draft_sha256:  # the text is pinned: one spelling only
+        raise BootError(f"{where}: draft_sha256 is to be written as 64 lower-case hex digits")
+    if model.draft_file:
+        path = Path(model.draft_file)
+        try:
+            return DraftWeights(paths=(path,), sha256=sha256, size_bytes=path.stat().st_size)
+        except OSError as error:
+            raise BootError(f"the draft model {path.name} cannot be read: {error.strerror}") from error
+    installed = store.get(model.draft_model)
+    if installed.sha256 != sha256:
+        raise BootError(
+            f"{where}: the draft model {installed.name!r} in the store has SHA-256 {installed.sha256.hex()}, "
+            f"draft_sha256 says {sha256.hex()}"
+        )
+    return DraftWeights(paths=installed.paths, sha256=sha256, size_bytes=installed.size)
+
+
+def engine_settings(
+    config: Config, model: ModelConfig, installed: InstalledModel, python: str, draft: DraftWeights | None = None
+) -> EngineSettings:
     """How to run one model. A context length that is not configured is the smaller of 4096 and the model's own."""
     template = chat_template_of(model, installed)
     context_length = model.context_length
@@ -65,19 +96,39 @@ def engine_settings(config: Config, model: ModelConfig, installed: InstalledMode
             draft_tokens=config.engine.draft_tokens,
             adaptive=config.engine.draft_widths == "adaptive",
         ),
+        draft=draft,
         deterministic=config.engine.determinism == "always",
         chat_template=template,
         pooling=model.pooling,
+        reasoning=reasoning_of(model),
         restart=RestartPolicy(stall_s=config.engine.stall_s),
     )
 
 
-def engine_for(config: Config, model: ModelConfig, installed: InstalledModel, python: str) -> SupervisedEngine:
+def reasoning_of(model: ModelConfig) -> tuple[str, str] | Literal["auto", "none"]:
+    """The configured tags around reasoning, or whether the template's own are looked for. Raises BootError."""
+    tags = model.reasoning_tags
+    if not tags:
+        return "none" if model.reasoning == "none" else "auto"
+    if len(tags) != 2 or model.reasoning == "none" or any(tag != tag.strip() or len(tag) > 64 for tag in tags):
+        raise BootError(
+            "models: reasoning_tags are two texts of at most 64 characters, without white space around them, and "
+            'reasoning = "none" has no tags'
+        )
+    return tags[0], tags[1]
+
+
+def engine_for(config: Config, model: ModelConfig, store: ModelStore, python: str) -> SupervisedEngine:
     """The engine that makes of this model what it is for: text or vectors. Raises BootError."""
-    settings = engine_settings(config, model, installed, python)
+    installed, draft = store.get(model.name), draft_of(model, store)
+    settings = engine_settings(config, model, installed, python, draft)
     with installed.paths[0].open("rb") as file:  # read again, and checked, once it is sealed
         pooling = resolve_pooling(model.pooling, read_facts(file.fileno(), chat_template=settings.chat_template))
-    return SupervisedEngine(settings) if pooling is None else SupervisedEmbedder(settings)
+    if pooling is None:
+        return SupervisedEngine(settings)
+    if draft is not None:
+        raise BootError(f"models[] {model.name!r} makes vectors: there is nothing for a draft model to guess")
+    return SupervisedEmbedder(settings)
 
 
 def model_facts(name: str, loaded: LoadedModel) -> ModelFacts:

@@ -33,6 +33,10 @@ class Need:
     def total(self) -> int:
         return self.cells + self.scratch + self.prefixes
 
+    def beside(self, *, cells: int, scratch: int) -> Need:
+        """This and what a second model takes in the same process."""
+        return Need(cells=self.cells + cells, scratch=self.scratch + scratch, prefixes=self.prefixes)
+
     def describe(self) -> str:
         return (
             f"{_mib(self.cells)} for cells, {_mib(self.scratch)} of scratch and {_mib(self.prefixes)} for kept prefixes"
@@ -57,8 +61,13 @@ def cell_bytes(metadata: Mapping[str, object], architecture: str) -> int:
 
 
 def need(*, bytes_per_cell: int, kv_tokens: int, n_batch: int, vocabulary_size: int, cache_bytes: int) -> Need:
-    scratch = _PROCESS_BYTES + n_batch * (4 * vocabulary_size + _ROW_BYTES)
+    scratch = _PROCESS_BYTES + scratch_bytes(n_batch=n_batch, vocabulary_size=vocabulary_size)
     return Need(cells=bytes_per_cell * kv_tokens, scratch=scratch, prefixes=cache_bytes)
+
+
+def scratch_bytes(*, n_batch: int, vocabulary_size: int) -> int:
+    """Activations and logits of an evaluation of `n_batch` rows."""
+    return n_batch * (4 * vocabulary_size + _ROW_BYTES)
 
 
 def check_fits(wanted: int, what: str, available: int) -> None:

@@ -56,9 +56,11 @@ def plan(running: Iterable[Sequence], limit: int) -> list[Piece]:
 
 def _propose(answers: list[Sequence], prompts: list[Sequence], limit: int) -> None:
     """Ask the drafters, where it may pay and there is room. Drafts of a step that failed stay as they are."""
-    spare = limit - len(answers) - sum(len(sequence.drafts) for sequence in answers)
     if prompts or len(answers) > SPECULATE_UP_TO:
+        for sequence in answers:
+            sequence.drafts = []  # company came after a step that failed; what was drawn is still right
         return
+    spare = limit - len(answers) - sum(len(sequence.drafts) for sequence in answers)
     for sequence in answers:
         speculation = sequence.speculation
         if speculation is None or sequence.drafts or sequence.drawn or not speculation.controller.active:

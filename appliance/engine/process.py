@@ -12,8 +12,9 @@ from pathlib import Path
 import appliance
 from appliance.engine.batch import Exactness
 from appliance.engine.channel import LIMIT_BYTES, ChannelError, ChannelProtocol, Message, connect
-from appliance.engine.messages import take
+from appliance.engine.messages import take, unpack_chat_format
 from appliance.engine.settings import Threads
+from appliance.engine.types import ChatFormat
 from appliance.errors import BootError
 
 _ENVIRONMENT = {
@@ -30,6 +31,7 @@ class WorkerStart:
 
     python: str
     model_fd: int
+    draft_fd: int | None = None
     message: Message
     timeout_s: float
     module: str = "appliance.engine.worker"
@@ -43,6 +45,7 @@ class WorkerIdentity:
     libraries: tuple[tuple[str, bytes], ...]
     vocabulary_size: int
     exactness: Exactness
+    chat: ChatFormat
     threads: Threads = field(compare=False)
 
 
@@ -79,13 +82,14 @@ class WorkerProcess:
 
     @classmethod
     async def spawn(cls, start: WorkerStart) -> WorkerProcess:
-        """Start the process with a bare environment and two descriptors. Raises BootError."""
+        """Start the process with a bare environment and its descriptors. Raises BootError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
+            kept = [theirs.fileno(), start.model_fd, *([] if start.draft_fd is None else [start.draft_fd])]
             try:
                 process = subprocess.Popen(
-                    [start.python, "-s", "-m", start.module, str(theirs.fileno()), str(start.model_fd)],
-                    pass_fds=(theirs.fileno(), start.model_fd),
+                    [start.python, "-s", "-m", start.module, *map(str, kept)],
+                    pass_fds=kept,
                     stdin=subprocess.DEVNULL,
                     # Native code and tracebacks print what they please: nothing of it may end in a log.
                     stdout=subprocess.DEVNULL,
@@ -180,6 +184,7 @@ def _identity(message: Message) -> WorkerIdentity:
         libraries=tuple(libraries),
         vocabulary_size=take(message, "vocabulary", int),
         exactness=_exactness(take(message, "exactness", list)),
+        chat=unpack_chat_format(take(message, "chat", dict)) if "chat" in message else ChatFormat(),
         threads=Threads(count=take(message, "threads", int), reason=take(message, "threads_reason", str)),
     )
 

@@ -207,10 +207,11 @@ class Scheduler:
         """Evaluate one batch. Raises what the runtime raises; the step can then be repeated as if it never was."""
         self._admit()
         self._pool.make_room(self._limits.n_batch, self._running)
-        pieces = plan(self._running, self._limits.n_batch)
-        if not pieces:
-            return
+        pieces: list[Piece] = []
         try:
+            pieces = plan(self._running, self._limits.n_batch)
+            if not pieces:
+                return
             self._runtime.decode([piece.segment() for piece in pieces])
             self._draw(pieces)
         except BaseException:
@@ -281,6 +282,8 @@ class Scheduler:
                 # A memory that cannot be cut is filled again from the start; the tokens are still the same.
                 self._runtime.forget(sequence.slot)
                 sequence.position = 0
+            if sequence.speculation is not None:
+                sequence.speculation.drafter.rewind(len(sequence.tokens))
 
     def _commit(self, piece: Piece) -> None:
         sequence, counters = piece.sequence, self.counters

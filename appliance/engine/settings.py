@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from appliance.engine.draft import DraftWeights
 from appliance.engine.prefix_cache import CacheLimits
 from appliance.errors import BootError
 
@@ -28,14 +29,16 @@ class RestartPolicy:
     load_timeout_s: float = 600.0
 
 
-SPECULATIONS = ("auto", "off", "prompt-lookup", "n-gram")
+DRAFT_MODEL = "draft-model"
+SPECULATIONS = ("auto", "off", "prompt-lookup", "n-gram", DRAFT_MODEL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationSettings:
     """`kind` is one of SPECULATIONS; "auto" is prompt lookup where verification is exact and rows are cheap, else off.
 
-    `draft_tokens` bounds a proposal; `adaptive` lets each answer find its width and give up.
+    "draft-model" asks the draft model of the settings. `draft_tokens` bounds a proposal; `adaptive` lets each answer
+    find its width and give up.
     """
 
     kind: str = "auto"
@@ -49,6 +52,8 @@ class EngineSettings:
 
     `model_paths` are concatenated in order; the result must have `size_bytes` bytes and SHA-256 `sha256`.
     `context_length` None takes the length the model was trained with. `chat_template` replaces the one in the GGUF.
+    `draft` is a second model that guesses ahead, for the speculation "draft-model" and for no other.
+    `reasoning` is the tags around it, or whether they are looked for in the template.
     `n_batch` is the most rows of one step, `slots` the most answers in progress, `kv_tokens` the cells they share.
     `pooling`: how vectors are made, see `pooling.resolve_pooling`.
     """
@@ -64,8 +69,10 @@ class EngineSettings:
     kv_tokens: int | Literal["auto"] = "auto"
     cache: CacheLimits = field(default_factory=CacheLimits)
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
+    draft: DraftWeights | None = None
     deterministic: bool = False
     chat_template: str | None = None
+    reasoning: tuple[str, str] | Literal["auto", "none"] = "auto"
     restart: RestartPolicy = RestartPolicy()
     pooling: str = "auto"
 

@@ -23,7 +23,10 @@ class Drafter(Protocol):
     """`tokens` is the prompt and all that was committed; it only ever grows."""
 
     def propose(self, tokens: Sequence[int], width: int) -> list[int]:
-        """At most `width` tokens that may come next; none is fine."""
+        """At most `width` tokens that may come next; none is fine. Raises what evaluating them raises."""
+
+    def rewind(self, length: int) -> None:
+        """A step has failed: whatever was evaluated behind the first `length` tokens is dropped again."""
 
     def close(self) -> None: ...
 
@@ -103,6 +106,9 @@ class PromptLookup:
                     return _continue(tokens, end, width)
         return []
 
+    def rewind(self, length: int) -> None:
+        """Nothing is evaluated, and only committed tokens are indexed."""
+
     def close(self) -> None:
         self._seen.clear()
 
@@ -144,6 +150,9 @@ class NGramContext:
             context.append(guess)
         return proposal
 
+    def rewind(self, length: int) -> None:
+        """Nothing is evaluated, and only committed tokens are indexed."""
+
     def close(self) -> None:
         self._followers.clear()
 
@@ -172,4 +181,4 @@ class Speculation:
 
 
 DRAFTERS: Mapping[str, Callable[[], Drafter]] = {"prompt-lookup": PromptLookup, "n-gram": NGramContext}
-"""Drafters that need nothing but the tokens, by the name in the configuration."""
+"""Drafters that need nothing but the tokens, by the name in the configuration. `draft.DraftModel` makes the others."""

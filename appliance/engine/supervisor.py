@@ -16,14 +16,15 @@ from typing import cast
 
 from appliance.engine.base import Progress
 from appliance.engine.channel import SUBMIT_LIMIT_BYTES, ChannelError, Message
+from appliance.engine.draft import DraftWeights, read_draft
 from appliance.engine.embedding import EmbeddingEvent
 from appliance.engine.gguf import ModelFacts, read_facts
-from appliance.engine.memory import Need, available_bytes, check_fits, need
+from appliance.engine.memory import Need, ReadText, available_bytes, check_fits, need, scratch_bytes
 from appliance.engine.messages import pack_job, take, unpack_event
 from appliance.engine.pooling import resolve_pooling
 from appliance.engine.process import WorkerIdentity, WorkerProcess, WorkerStart
 from appliance.engine.sealed import SealedModel, seal_model
-from appliance.engine.settings import SPECULATIONS, EngineSettings, resolve_cells
+from appliance.engine.settings import DRAFT_MODEL, SPECULATIONS, EngineSettings, resolve_cells
 from appliance.engine.types import EngineEvent, EngineInfo, Finished, GenerationJob, LoadedModel
 from appliance.errors import ApplianceError, BadRequest, BootError, EngineFailed, TooLarge, Unavailable
 
@@ -37,11 +38,15 @@ class SupervisedEngine:
 
     worker_module = "appliance.engine.worker"
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, *, read: ReadText | None = None) -> None:
+        """`read` reads the kernel's files about memory."""
         self._settings = settings
+        self._read = read or _read_text
         self._cores = len(os.sched_getaffinity(0))
         self._sealed: SealedModel | None = None
         self._facts: ModelFacts | None = None
+        self._draft: SealedModel | None = None
+        self._draft_facts: ModelFacts | None = None
         self._identity: WorkerIdentity | None = None
         self._worker: WorkerProcess | None = None
         self._jobs: dict[bytes, _JobQueue] = {}
@@ -83,6 +88,7 @@ class SupervisedEngine:
             tokenizer_digest=self._facts.tokenizer_digest,
             chat_template_digest=self._facts.chat_template_digest,
             weights=((self._settings.size_bytes, self._settings.sha256),),
+            chat=identity.chat,
         )
 
     @property
@@ -116,36 +122,27 @@ class SupervisedEngine:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def start(self, progress: Progress) -> None:
-        """Seal and check the model, parse its metadata, start the first worker. Raises BootError."""
-        loop = asyncio.get_running_loop()
-        settings = self._settings
-
-        def report_hash(fraction: float) -> None:
-            loop.call_soon_threadsafe(progress, "hash", fraction)
-
-        available = available_bytes(_read_text)
-        check_fits(settings.size_bytes, f"the model {settings.model_paths[0].name}", available)
-        self._sealed = await asyncio.to_thread(
-            seal_model,
-            settings.model_paths,
-            sha256=settings.sha256,
-            size_bytes=settings.size_bytes,
-            progress=report_hash,
-        )
+        """Seal and check the models, parse their metadata, start the first worker. Raises BootError."""
+        settings, draft = self._settings, self._settings.draft
+        model = DraftWeights(paths=settings.model_paths, sha256=settings.sha256, size_bytes=settings.size_bytes)
         try:
+            self._sealed = await self._seal(model, "model", progress)
             self._facts = await asyncio.to_thread(read_facts, self._sealed.fd, chat_template=settings.chat_template)
             self._check_purpose(self._facts)
             self._check_lengths(self._facts)
+            if draft is not None:
+                self._draft = await self._seal(draft, "draft model", progress)
+                self._draft_facts = await asyncio.to_thread(read_draft, self._sealed.fd, self._draft.fd)
             self._check_memory(self._facts)
             await self._launch(lambda fraction: progress("load", fraction))
         except BaseException:
             await self._discard_worker()
-            self._sealed.close()
-            self._sealed = None
+            self._close_models()
             raise
         info = self.info
         _LOG.info("the engine runs with %d threads (%s)", info.threads, info.threads_reason)
         _LOG.info("shapes that are exact on this model: %s", info.exactness.describe())
+        _LOG.info("the chat template: %s", self.model.chat.describe())
         self._watch = asyncio.create_task(self._keep_running(), name="engine-supervisor")
 
     async def stop(self, grace_s: float) -> None:
@@ -161,9 +158,25 @@ class SupervisedEngine:
             self._worker.send({"t": "stop"})
             await self._worker.wait_closed(grace_s)
             await self._discard_worker()
-        if self._sealed is not None:
-            self._sealed.close()
-            self._sealed = None
+        self._close_models()
+
+    async def _seal(self, weights: DraftWeights, what: str, progress: Progress) -> SealedModel:
+        """The file in sealed memory, hashed, its progress reported as "hash". Raises BootError."""
+        loop = asyncio.get_running_loop()
+
+        def report(fraction: float) -> None:
+            loop.call_soon_threadsafe(progress, "hash", fraction)
+
+        check_fits(weights.size_bytes, f"the {what} {weights.paths[0].name}", available_bytes(self._read))
+        return await asyncio.to_thread(
+            seal_model, weights.paths, sha256=weights.sha256, size_bytes=weights.size_bytes, progress=report
+        )
+
+    def _close_models(self) -> None:
+        for sealed in (self._sealed, self._draft):
+            if sealed is not None:
+                sealed.close()
+        self._sealed = self._draft = None
 
     def generate(self, job: GenerationJob) -> AsyncGenerator[EngineEvent, None]:
         """See `base.Engine.generate`. Closing the generator cancels the job in the worker."""
@@ -270,6 +283,7 @@ class SupervisedEngine:
             raise BootError(
                 f"context_length {wanted} is outside 2..{facts.training_context_length}, the length of training"
             )
+        self._check_draft()
         settings = self._settings
         if settings.n_batch < 1 or settings.slots < 1 or (settings.threads != "auto" and settings.threads < 1):
             raise BootError("the engine's batch size, slots and thread count must be at least 1")
@@ -284,6 +298,20 @@ class SupervisedEngine:
             )
         self._cells()
 
+    def _check_draft(self) -> None:
+        """A draft model that nothing would ask is as much of a mistake as one that is not there."""
+        settings = self._settings
+        wanted, name = settings.speculation.kind == DRAFT_MODEL, settings.model_paths[0].name
+        if wanted and settings.draft is None:
+            raise BootError(f"engine.speculation is {DRAFT_MODEL!r} and the model {name} has no draft model")
+        if settings.draft is not None and not wanted:
+            raise BootError(f"the model {name} has a draft model: set engine.speculation to {DRAFT_MODEL!r}")
+
+    def _draft_context(self) -> int:
+        """Tokens that the draft's context holds: those of an answer, as far as the draft was trained for."""
+        draft = self._draft_facts
+        return 0 if draft is None else min(self._context_length(), draft.training_context_length)
+
     def _check_memory(self, facts: ModelFacts) -> None:
         settings = self._settings
         wanted = need(
@@ -293,11 +321,16 @@ class SupervisedEngine:
             vocabulary_size=facts.vocabulary_size,
             cache_bytes=settings.cache.limit_bytes if settings.cache.entries else 0,
         )
+        draft = self._draft_facts
+        if draft is not None:
+            wanted = wanted.beside(
+                cells=draft.cell_bytes * self._draft_context(),
+                scratch=scratch_bytes(n_batch=settings.n_batch, vocabulary_size=draft.vocabulary_size),
+            )
         self._check_fits(wanted)
 
-    @staticmethod
-    def _check_fits(wanted: Need) -> None:
-        check_fits(wanted.total, wanted.describe(), available_bytes(_read_text))
+    def _check_fits(self, wanted: Need) -> None:
+        check_fits(wanted.total, wanted.describe(), available_bytes(self._read))
 
     def _cells(self) -> int:
         settings = self._settings
@@ -314,6 +347,8 @@ class SupervisedEngine:
             "n-batch": n_batch,
             "context-length": self._context_length(),
         }
+        if settings.draft is not None:
+            facts["draft-model"] = settings.draft.sha256
         return {
             "t": "load",
             "context_length": self._context_length(),
@@ -327,15 +362,18 @@ class SupervisedEngine:
             "speculation": settings.speculation.kind,
             "draft_tokens": settings.speculation.draft_tokens,
             "adaptive": settings.speculation.adaptive,
+            "draft_context": self._draft_context(),
             "cache_entries": settings.cache.entries,
             "cache_bytes": settings.cache.limit_bytes,
             "cache_ttl_s": settings.cache.ttl_s,
             "template": self._facts.chat_template,
+            "reasoning": list(settings.reasoning) if isinstance(settings.reasoning, tuple) else [],
+            "detect_reasoning": settings.reasoning == "auto",
             "facts": facts,
         }
 
     def _known_threads(self) -> tuple[int, str]:
-        """(count, reason), 0 where the worker has to measure. What the first found is kept: receipts go on saying so."""
+        """(count, reason), 0 where the worker has to measure. What the first found is kept, as receipts say it."""
         if self._settings.threads != "auto":
             return self._settings.threads, f"configured: {self._settings.threads} of {self._cores} usable cores"
         if self._identity is not None:
@@ -348,6 +386,7 @@ class SupervisedEngine:
         start = WorkerStart(
             python=self._settings.worker_python,
             model_fd=self._sealed.fd,
+            draft_fd=None if self._draft is None else self._draft.fd,
             message=self._start_message(),
             timeout_s=self._settings.restart.load_timeout_s,
             module=self.worker_module,

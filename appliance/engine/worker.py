@@ -1,4 +1,4 @@
-"""The worker process: `python -m appliance.engine.worker SOCKET_FD MODEL_FD`.
+"""The worker process: `python -m appliance.engine.worker SOCKET_FD MODEL_FD [DRAFT_FD]`.
 
 It holds the model and the prompts in flight, and nothing else: no keys, no network, no files. It hardens itself before
 it reads anything, and ends when the socket to its supervisor does.
@@ -21,21 +21,24 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from appliance.engine.channel import BlockingChannel, ChannelError, Message
-from appliance.engine.chat_template import ChatTemplate, Rendering, TemplateTimeout
-from appliance.engine.messages import optional, pack_event, take, unpack_job
+from appliance.engine.chat_template import ChatTemplate, Rendering, TemplateTimeout, TemplateTooSlow
+from appliance.engine.draft import DraftModel
+from appliance.engine.messages import optional, pack_chat_format, pack_event, take, unpack_job
 from appliance.engine.prefix_cache import CacheLimits, PrefixCache
 from appliance.engine.prompt import PromptBuilder, Vocabulary
 from appliance.engine.scheduler import Limits, Scheduler
 from appliance.engine.settings import Threads
-from appliance.engine.speculation import DRAFTERS, Speculation, WidthController
-from appliance.engine.types import ChatMessage, EngineEvent
+from appliance.engine.speculation import DRAFTERS, Drafter, Speculation, WidthController
+from appliance.engine.template_probe import probe
+from appliance.engine.types import ChatFormat, ChatMessage, EngineEvent, ToolChat
 from appliance.errors import ApplianceError, BadRequest
 
 if TYPE_CHECKING:
     from appliance.engine.batch import Exactness
-    from appliance.engine.llama_cpp.runtime import LlamaRuntime
+    from appliance.engine.llama_cpp.runtime import LlamaRuntime, RuntimeOptions
 
 TEMPLATE_LIMIT_S = 2.0
+PROBE_LIMIT_S = 5.0
 OUTBOX_LIMIT = 4096
 STATS_INTERVAL_S = 0.2
 SEQUENCES_AT_MOST = 256  # LLAMA_MAX_SEQ
@@ -128,11 +131,11 @@ class TimedTemplate(ChatTemplate):
     """A chat template under a timer: one that never returns costs its own request only."""
 
     def render(
-        self, messages: Sequence[ChatMessage], *, template_date: str, random_bytes: Callable[[int], bytes]
+        self, chat: Sequence[ChatMessage] | ToolChat, *, template_date: str, random_bytes: Callable[[int], bytes]
     ) -> Rendering:
         try:
             with _alarm(TEMPLATE_LIMIT_S):
-                return super().render(messages, template_date=template_date, random_bytes=random_bytes)
+                return super().render(chat, template_date=template_date, random_bytes=random_bytes)
         except TemplateTimeout:  # between two pieces of template code
             raise BadRequest("chat_template_rejected", "the model's chat template takes too long") from None
 
@@ -153,14 +156,16 @@ def _alarm(seconds: float) -> Iterator[None]:
 class Worker:
     """Load, then serve until told to stop."""
 
-    def __init__(self, channel: BlockingChannel, model_fd: int, random_bytes: Callable[[int], bytes]) -> None:
+    def __init__(self, channel: BlockingChannel, models: Sequence[int], random_bytes: Callable[[int], bytes]) -> None:
+        """`models`: descriptors of the model and, where there is one, of its draft."""
         self._channel = channel
-        self._model_fd = model_fd
+        self._models = models
         self._random_bytes = random_bytes
         self._batch: list[dict[str, object]] = []
         self._outbox = Outbox(channel)
         self._stats_at = 0.0
         self._row_cost = 0.0
+        self._draft: DraftModel | None = None
 
     def run(self) -> None:
         """Raises ChannelError on a supervisor that does not keep to the protocol."""
@@ -174,28 +179,29 @@ class Worker:
                 Aborted,
                 LlamaRuntime,
                 RuntimeFailure,
-                RuntimeOptions,
             )
             from appliance.engine.llama_cpp.selftest import measure_exactness, measure_row_cost
         except (ImportError, OSError, RuntimeError) as error:
             self._channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
             return
-        options = RuntimeOptions(
-            fd=self._model_fd,
-            kv_tokens=take(first, "kv_tokens", int),
-            n_batch=take(first, "n_batch", int),
-            n_sequences=min(SEQUENCES_AT_MOST, 2 * take(first, "slots", int) + 1),
-            threads=take(first, "threads", int) or 1,
-        )
         try:
-            runtime = LlamaRuntime(options, progress=self._report_progress())
+            runtime = LlamaRuntime(self._options(first), progress=self._report_progress())
             threads = self._choose_threads(runtime, first)
             exactness = measure_exactness(runtime)
             self._row_cost = measure_row_cost(runtime)
+            if len(self._models) > 1:
+                self._load_draft(runtime, threads, first)
         except (RuntimeFailure, Aborted) as error:
             self._channel.send({"t": "failed", "message": str(error)})
             return
-        scheduler = self._scheduler(runtime, exactness, threads, first)
+        template = TimedTemplate(
+            optional(first, "template", str),
+            bos_text=runtime.special_text("bos"),
+            eos_text=runtime.special_text("eos"),
+        )
+        chat = _probe(template, first)
+        runtime.spell(chat.spellings)
+        scheduler = self._scheduler(runtime, exactness, (threads, template), first)
         self._channel.send(
             {
                 "t": "loaded",
@@ -205,6 +211,7 @@ class Worker:
                 "threads": threads.count,
                 "threads_reason": threads.reason,
                 "exactness": [exactness.batch, exactness.verify, exactness.chunk, exactness.rollback],
+                "chat": pack_chat_format(chat),
             }
         )
         failure: str | None = None
@@ -216,6 +223,32 @@ class Worker:
         if failure is not None:
             self._channel.send({"t": "failed", "message": failure})
 
+    def _options(self, first: Mapping[str, object]) -> RuntimeOptions:
+        from appliance.engine.llama_cpp.runtime import RuntimeOptions
+
+        return RuntimeOptions(
+            fd=self._models[0],
+            kv_tokens=take(first, "kv_tokens", int),
+            n_batch=take(first, "n_batch", int),
+            n_sequences=min(SEQUENCES_AT_MOST, 2 * take(first, "slots", int) + 1),
+            threads=take(first, "threads", int) or 1,
+        )
+
+    def _load_draft(self, runtime: LlamaRuntime, threads: Threads, first: Mapping[str, object]) -> None:
+        """Raises RuntimeFailure."""
+        from appliance.engine.llama_cpp.runtime import LlamaRuntime, RuntimeOptions
+        from appliance.engine.llama_cpp.selftest import measure_draft_cost
+
+        capacity = take(first, "draft_context", int)
+        rows = min(runtime.options.n_batch, capacity)
+        options = RuntimeOptions(
+            fd=self._models[1], kv_tokens=capacity, n_batch=rows, n_sequences=1, threads=threads.count
+        )
+        draft = LlamaRuntime(options, progress=lambda _: None)
+        # A guess costs its own making and a row of the model's evaluation.
+        self._row_cost += measure_draft_cost(runtime, draft)
+        self._draft = DraftModel(draft, rows=rows, capacity=capacity)
+
     @staticmethod
     def _choose_threads(runtime: LlamaRuntime, first: Mapping[str, object]) -> Threads:
         from appliance.engine.llama_cpp.measure import measure_threads
@@ -226,13 +259,13 @@ class Worker:
         return Threads(count=count, reason=take(first, "threads_reason", str))
 
     def _scheduler(
-        self, runtime: LlamaRuntime, exactness: Exactness, threads: Threads, first: Mapping[str, object]
+        self,
+        runtime: LlamaRuntime,
+        exactness: Exactness,
+        resolved: tuple[Threads, ChatTemplate],
+        first: Mapping[str, object],
     ) -> Scheduler:
-        template = TimedTemplate(
-            optional(first, "template", str),
-            bos_text=runtime.special_text("bos"),
-            eos_text=runtime.special_text("eos"),
-        )
+        threads, template = resolved
         vocabulary: Vocabulary = runtime
         kind = take(first, "speculation", str)
         if kind == "auto":
@@ -255,7 +288,7 @@ class Worker:
             limits,
             self._emit,
             cache=PrefixCache(_cache_limits(first), time.monotonic),
-            speculate=_speculate(first, kind, self._row_cost),
+            speculate=_speculate(first, _drafters(kind, self._draft), self._row_cost),
         )
 
     def _serve(self, scheduler: Scheduler, runtime: LlamaRuntime) -> None:
@@ -327,6 +360,17 @@ class Worker:
         return report
 
 
+def _probe(template: ChatTemplate, first: Mapping[str, object]) -> ChatFormat:
+    """What the template knows; a template that does not come to an end knows nothing."""
+    tags = take(first, "reasoning", list)
+    configured = (str(tags[0]), str(tags[1])) if len(tags) == 2 else None
+    try:
+        with _alarm(PROBE_LIMIT_S):
+            return probe(template, reasoning=configured, detect=take(first, "detect_reasoning", bool))
+    except (TemplateTimeout, TemplateTooSlow):
+        return ChatFormat()
+
+
 def _cache_limits(first: Mapping[str, object]) -> CacheLimits:
     return CacheLimits(
         entries=take(first, "cache_entries", int),
@@ -335,9 +379,14 @@ def _cache_limits(first: Mapping[str, object]) -> CacheLimits:
     )
 
 
-def _speculate(first: Mapping[str, object], kind: str, row_cost: float) -> Callable[[], Speculation | None]:
+def _drafters(kind: str, draft: DraftModel | None) -> Callable[[], Drafter] | None:
+    return draft.drafter if draft is not None else DRAFTERS.get(kind)
+
+
+def _speculate(
+    first: Mapping[str, object], drafter: Callable[[], Drafter] | None, row_cost: float
+) -> Callable[[], Speculation | None]:
     """Makes what one job speculates with."""
-    drafter = DRAFTERS.get(kind)
     if drafter is None:
         return lambda: None
     wide, adaptive = take(first, "draft_tokens", int), take(first, "adaptive", bool)
@@ -348,11 +397,11 @@ def _speculate(first: Mapping[str, object], kind: str, row_cost: float) -> Calla
 
 def main(arguments: list[str]) -> int:
     """Composition root of the worker. Exit status 0: told to stop, or the supervisor is gone."""
-    socket_fd, model_fd = (int(argument) for argument in arguments)
-    harden({socket_fd, model_fd})
+    socket_fd, model_fd, *more = (int(argument) for argument in arguments)
+    harden({socket_fd, model_fd, *more})
     signal.signal(signal.SIGALRM, _on_alarm)
     channel = BlockingChannel(socket.socket(fileno=socket_fd))
-    Worker(channel, model_fd, os.urandom).run()  # noqa: TID251
+    Worker(channel, (model_fd, *more), os.urandom).run()  # noqa: TID251
     return 0
 
 

@@ -195,6 +195,11 @@ class LlamaRuntime:
         if status != 0:
             raise RuntimeFailure(f"llama_decode failed with {status}")
 
+    def best(self, row: int) -> int:
+        """The most probable token of one row of the last `decode`; of equal ones the first."""
+        pointer = llama_cpp.llama_get_logits_ith(self._context, row)
+        return int(np.ctypeslib.as_array(pointer, shape=(self.vocabulary_size,)).argmax())
+
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """A copy of the logits of one row of the last `decode`, [vocabulary_size]."""
         pointer = llama_cpp.llama_get_logits_ith(self._context, row)

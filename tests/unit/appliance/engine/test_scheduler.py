@@ -110,6 +110,40 @@ def test_h45_a_failed_step_moves_nobody_and_its_repetition_gives_the_same_tokens
         assert bench.tokens(job) == expected(bench, prompt, int.from_bytes(job, "big"))
 
 
+@pytest.mark.parametrize("failure", ["within", "drawing"])
+def test_guesses_of_a_failed_step_are_dropped_where_another_answer_joins_its_repetition(failure: str) -> None:
+    bench = Bench(drafter="prompt-lookup", n_batch=12)
+    # All wrong but the first: what they leave free in the middle would be filled with newer tokens of the other answer.
+    right = expected(bench, "abab", 1)[1]
+    bench.make_drafter = lambda: Fixed([right, *[ord("z")] * 3])
+    first = bench.submit(1, "abab", seed=1)
+    bench.step()
+    bench.runtime.failures = [failure]
+    assert not bench.step()
+    second = bench.submit(2, "cdcdcd", seed=2)
+    bench.step()
+    assert [segment.outputs for segment in bench.runtime.batches[-1]] == [1, 1]
+    bench.drain()
+    assert bench.tokens(first) == expected(bench, "abab", 1)
+    assert bench.tokens(second) == expected(bench, "cdcdcd", 2)
+
+
+class Fixed:
+    """Proposes the same, whatever came before."""
+
+    def __init__(self, proposal: list[int]) -> None:
+        self._proposal = proposal
+
+    def propose(self, tokens: object, width: int) -> list[int]:
+        return self._proposal[:width]
+
+    def rewind(self, length: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def test_h51_a_memory_that_cannot_be_cut_back_is_filled_again() -> None:
     bench = Bench(exactness=replace(EXACT, rollback=False), drafter="prompt-lookup")
     job = bench.submit(1, "abcdefghijkl", scope=b"s")

@@ -47,6 +47,9 @@ class Oracle:
             token + (start + index == self._wrong_at) for index, token in enumerate(self._answer[start : start + width])
         ]
 
+    def rewind(self, length: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
