@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ import click
 from client_sdk import console
 from client_sdk.cli_endorsements import endorsements as endorsements_group
 from client_sdk.cli_evidence import parse_time, verify_air, verify_evidence
+from client_sdk.cli_policy import policy
 from client_sdk.console import (
     EXIT_ACCEPT,
     EXIT_BUG,
@@ -23,10 +23,10 @@ from client_sdk.console import (
     EXIT_USAGE,
     Outcome,
     ShownFact,
+    finish,
     outcome_of,
-    print_outcome,
 )
-from client_sdk.errors import ApplianceError, SdkError
+from client_sdk.errors import ApplianceError
 from client_sdk.wire.names import STATUS_COMPLETE
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def attest(url: str, policy_path: Path, endorsements: Path | None, as_json: bool
             result = appliance.attest()
         return _accepted(result, None)
 
-    return _finish(work, as_json=as_json)
+    return finish(work, as_json=as_json)
 
 
 @cli.command()
@@ -154,7 +154,7 @@ def chat(url: str, prompt: str, policy_path: Path, as_json: bool, **options: Any
                 failure, text = error, ""
         return _answered(kept[-1], appliance.policy.digest, text, failure=failure, save=options["save"])
 
-    return _finish(work, as_json=as_json, tables_to_stderr=True)
+    return finish(work, as_json=as_json, tables_to_stderr=True)
 
 
 @cli.command()
@@ -194,7 +194,7 @@ def verify(
         )
         return _verified_again(verified, policy.digest, judged)
 
-    return _finish(work, as_json=as_json)
+    return finish(work, as_json=as_json)
 
 
 @cli.command()
@@ -215,81 +215,13 @@ def show(path: Path, as_json: bool) -> int:
             facts=facts,
         )
 
-    return _finish(work, as_json=as_json)
+    return finish(work, as_json=as_json)
 
 
-@cli.group()
-def policy() -> None:
-    """Make and read policies."""
-
-
-@policy.command("init")
-@click.option("--from", "reference_path", type=_FILE, required=True, help="Reference values from the builder.")
-@click.option("-o", "--output", type=_PATH, required=True, help="The policy file to write.")
-@click.option("--unsafe-accept-insecure", is_flag=True, help="Accept an appliance WITHOUT hardware protection.")
-@click.option("--force", is_flag=True, help="Replace an existing file.")
-@_json_option
-def policy_init(reference_path: Path, output: Path, unsafe_accept_insecure: bool, force: bool, as_json: bool) -> int:
-    """Make a policy that accepts exactly what a file of reference values names."""
-    if output.exists() and not force:
-        raise click.UsageError(f"{output} exists; --force replaces it")
-
-    def work() -> Outcome:
-        from client_sdk.policy import policy_from_reference
-        from client_sdk.reference_values import ReferenceValues
-        from client_sdk.show import policy_facts
-
-        reference = ReferenceValues.load(reference_path)
-        made = policy_from_reference(reference, unsafe_accept_insecure=unsafe_accept_insecure)
-        _write_text(output, made.to_toml())
-        console.warn(f"These reference values say they come from: {reference.source}")
-        console.warn("Take reference values from whoever built the appliance, never from the server you want to check.")
-        return Outcome(
-            result="accept",
-            code="POLICY_WRITTEN",
-            exit_code=EXIT_ACCEPT,
-            message=str(output),
-            facts=policy_facts(made),
-            insecure=unsafe_accept_insecure,
-        )
-
-    return _finish(work, as_json=as_json)
-
-
-@policy.command("show")
-@click.argument("path", metavar="FILE", type=_FILE)
-@_json_option
-def policy_show(path: Path, as_json: bool) -> int:
-    """Read a policy file and show what it accepts."""
-
-    def work() -> Outcome:
-        from client_sdk.policy import Policy
-        from client_sdk.show import policy_facts
-
-        loaded = Policy.load(path)
-        return Outcome(
-            result="accept",
-            code="POLICY_USABLE",
-            exit_code=EXIT_ACCEPT,
-            facts=policy_facts(loaded),
-            insecure=loaded.insecure is not None,
-        )
-
-    return _finish(work, as_json=as_json)
-
-
+cli.add_command(policy)
 cli.add_command(verify_evidence)
 cli.add_command(verify_air)
 cli.add_command(endorsements_group)
-
-
-def _finish(work: Callable[[], Outcome], *, as_json: bool, tables_to_stderr: bool = False) -> int:
-    try:
-        outcome = work()
-    except SdkError as error:
-        outcome = outcome_of(error)
-    print_outcome(outcome, as_json=as_json, tables_to_stderr=tables_to_stderr)
-    return outcome.exit_code
 
 
 def _ask(appliance: Any, messages: list[dict[str, str]], options: dict[str, Any], *, show: bool) -> str:
@@ -410,15 +342,6 @@ def _api_key(name: str | None) -> str | None:
     except ValueError as error:
         raise click.UsageError(f"the environment variable {name}: {error}") from None
     return value.strip()
-
-
-def _write_text(path: Path, text: str) -> None:
-    try:
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise click.UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _report_bug(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from client_sdk.cli_evidence import finish, read_file
-from client_sdk.console import EXIT_ACCEPT, Outcome, ShownFact
+from client_sdk.cli_evidence import read_file
+from client_sdk.console import EXIT_ACCEPT, Outcome, ShownFact, finish
 from client_sdk.surroundings import of_this_process
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

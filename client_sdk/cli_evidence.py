@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from client_sdk.console import EXIT_ACCEPT, EXIT_MALFORMED, EXIT_REJECT, Outcome, ShownFact, outcome_of, print_outcome
-from client_sdk.errors import SdkError
+from client_sdk.console import EXIT_ACCEPT, EXIT_MALFORMED, EXIT_REJECT, Outcome, ShownFact, finish, print_outcome
 from client_sdk.surroundings import of_this_process
 
 if TYPE_CHECKING:
@@ -85,16 +83,6 @@ def verify_evidence(
         )
 
     return finish(work, as_json=as_json, otherwise=(("binding", "not-checked"), ("fresh", False)))
-
-
-def finish(work: Callable[[], Outcome], *, as_json: bool, otherwise: tuple[tuple[str, object], ...] = ()) -> int:
-    """Run and print; `otherwise` are the extra fields of an outcome that is no acceptance."""
-    try:
-        outcome = work()
-    except SdkError as error:
-        outcome = replace(outcome_of(error), extra=otherwise)
-    print_outcome(outcome, as_json=as_json)
-    return outcome.exit_code
 
 
 def parse_time(text: str) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from client_sdk.errors import (
@@ -106,6 +106,22 @@ def outcome_of(error: SdkError) -> Outcome:
     if isinstance(error, RequestError):
         return Outcome(result="undecided", code="REQUEST", exit_code=EXIT_USAGE, message=str(error))
     return Outcome(result="undecided", code="NOT_SAVED", exit_code=EXIT_UNDECIDED, message=str(error))
+
+
+def finish(
+    work: Callable[[], Outcome],
+    *,
+    as_json: bool,
+    tables_to_stderr: bool = False,
+    otherwise: tuple[tuple[str, object], ...] = (),
+) -> int:
+    """Do the work of a command, print its outcome and return the exit status; `otherwise` is `extra` of a failure."""
+    try:
+        outcome = work()
+    except SdkError as error:
+        outcome = replace(outcome_of(error), extra=otherwise)
+    print_outcome(outcome, as_json=as_json, tables_to_stderr=tables_to_stderr)
+    return outcome.exit_code
 
 
 def print_outcome(outcome: Outcome, *, as_json: bool, tables_to_stderr: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from client_sdk import signatures
+from client_sdk.appraisal_checks import appraise_devices, check_devices, check_family, check_issued_at, check_policy
 from client_sdk.channel_checks import ChannelFacts as ChannelFacts
 from client_sdk.channel_checks import authenticate_proof, check_binder, check_tls_key
 from client_sdk.checks import CheckLog
@@ -13,7 +14,6 @@ from client_sdk.policy import FAMILY_INSECURE, Policy
 from client_sdk.tee.endorsements import stapled
 from client_sdk.tee.evidence import (
     AuthenticEvidence,
-    DeviceSetPolicy,
     Endorsements,
     ParsedEvidence,
     SessionBinding,
@@ -144,7 +144,7 @@ def appraise(
         )
     # (2) choose the family
     family = decoded.evidence[0].kind
-    _check_family(log, family, policy)
+    check_family(log, family, policy)
     # (3) parse
     parsed = _parse(log, decoded, decoded.claims, endorsements or Endorsements())
     # (4) authenticate
@@ -155,11 +155,11 @@ def appraise(
     # (6) freshness
     log.equal("nonce", Rejection.NONCE_MISMATCH, expected=nonce, actual=parsed.claims.nonce)
     log.equal("nonce in the channel proof", Rejection.NONCE_MISMATCH, expected=nonce, actual=proof.nonce)
-    _check_issued_at(log, parsed.claims, question)
+    check_issued_at(log, parsed.claims, now, max_clock_skew_s=policy.max_clock_skew_s)
     # (7) policy
-    _check_policy(log, parsed.claims, policy, evidence.mode)
+    check_policy(log, parsed.claims, policy, evidence.mode)
     evidence.appraise(log, policy.families.get(family), now=now)
-    _appraise_devices(log, devices, policy, now)
+    appraise_devices(log, devices, policy, now)
     # (8) result
     accepted = _Accepted(
         claims=parsed.claims,
@@ -197,7 +197,7 @@ def appraise_continued(
     if not decoded.continued:
         log.reject("continued form", Rejection.CONTINUATION_REFUSED, "full evidence came; appraise it as such")
     # (2) the family and (3), (4) the evidence are those of the prior result, within its window
-    _check_family(log, prior.family, policy)
+    check_family(log, prior.family, policy)
     if not 0 <= age_s < policy.max_continued_s:
         log.reject(
             "age of the evidence",
@@ -215,7 +215,7 @@ def appraise_continued(
     log.not_checked("fresh hardware evidence", f"key possession is fresh; the evidence is {age_s:.0f} s old")
     # (7) policy
     mode = MODE_INSECURE if prior.family == FAMILY_INSECURE else prior.claims.mode
-    _check_policy(log, prior.claims, policy, mode)
+    check_policy(log, prior.claims, policy, mode)
     # (8) result
     accepted = _Accepted(
         claims=prior.claims,
@@ -229,25 +229,6 @@ def appraise_continued(
         evidence_age_s=age_s,
     )
     return _result(log, accepted, question)
-
-
-def _check_family(log: CheckLog, family: str, policy: Policy) -> None:
-    if family == FAMILY_INSECURE and policy.insecure is None:
-        log.reject(
-            "evidence family",
-            Rejection.INSECURE_NOT_ALLOWED,
-            "the appliance runs without hardware protection and the policy does not accept that",
-        )
-    allowed = family in policy.families or family == FAMILY_INSECURE
-    if not allowed or family not in FAMILIES or not FAMILIES[family].primary:
-        log.reject(
-            "evidence family",
-            Rejection.FAMILY_NOT_ALLOWED,
-            "the policy does not accept this family of evidence",
-            expected=", ".join(sorted(policy.families)) or FAMILY_INSECURE,
-            actual=family[:64],
-        )
-    log.passed("evidence family", family)
 
 
 def _parse(log: CheckLog, bundle: AttestationBundle, claims_bytes: bytes, own: Endorsements) -> _Parsed:
@@ -298,7 +279,7 @@ def _check_binding(
     bound = SessionBinding(claims=bundle.claims, nonce=question.nonce, binder=claims.binder, spki=spki)
     first, *devices = evidence
     first.check_session(log, bound)
-    _check_devices(log, bundle, claims)
+    check_devices(log, bundle, claims)
     for device in devices:
         device.check_session(log, bound)
     check_tls_key(log, claims, channel)
@@ -306,94 +287,6 @@ def _check_binding(
     proof = authenticate_proof(log, bundle.channel_proof, parsed.channel_key, parsed.claims_digest)
     check_binder(log, "binder in the channel proof", proof.binder, channel)
     return binder, proof
-
-
-def _check_devices(log: CheckLog, bundle: AttestationBundle, claims: AttestationClaims) -> None:
-    """The claims name exactly the other items of the bundle, in order."""
-    carried = tuple((item.kind, digests.item_digest(item.kind, item.content)) for item in bundle.evidence[1:])
-    log.require(
-        claims.devices == carried,
-        "device evidence",
-        Rejection.EVIDENCE_BINDING,
-        "items differ from the claims' devices",
-    )
-
-
-def _appraise_devices(log: CheckLog, devices: list[tuple[str, AuthenticEvidence]], policy: Policy, now: float) -> None:
-    """Every device beside the first item is of a family the policy names, appraised by it, and counted once."""
-    seen: set[bytes] = set()
-    for kind, device in devices:
-        demanded = policy.families.get(kind)
-        if demanded is None or FAMILIES[kind].primary:
-            log.reject(
-                "device family", Rejection.FAMILY_NOT_ALLOWED, f"the policy does not accept {kind[:64]!r} as a device"
-            )
-        log.require(
-            device.identity not in seen, "distinct devices", Rejection.DEVICE_NOT_ALLOWED, "a device came twice"
-        )
-        seen.add(device.identity)
-        device.appraise(log, demanded, now=now)
-    for name, demanded in policy.families.items():
-        if not FAMILIES[name].primary:
-            present = sum(kind == name for kind, _ in devices)
-            enough, missing = present >= demanded.count, f"{present} of {demanded.count} devices have evidence"
-            log.require(enough, f"number of {name} devices", Rejection.DEVICE_NOT_ALLOWED, missing)
-        if isinstance(demanded, DeviceSetPolicy):
-            demanded.check_devices(log, [device for kind, device in devices if kind == name])
-
-
-def _check_issued_at(log: CheckLog, claims: AttestationClaims, question: _Question) -> None:
-    """The host sets this clock, so it is judged only as plausible; freshness is the nonce's work."""
-    offset_s = claims.issued_at - question.now
-    if abs(offset_s) > question.policy.max_clock_skew_s:
-        log.reject(
-            "issued-at",
-            Rejection.CLOCK_SKEW,
-            "the clocks differ more than the policy allows",
-            expected=f"within {question.policy.max_clock_skew_s} s",
-            actual=f"{offset_s:+.0f} s",
-        )
-    log.passed("issued-at", f"{round(offset_s):+d} s")
-
-
-def _check_policy(log: CheckLog, claims: AttestationClaims, policy: Policy, mode: str) -> None:
-    log.equal("mode agrees with the evidence", Rejection.MODE_MISMATCH, expected=mode, actual=claims.mode)
-    accepted = []
-    for name, identity in sorted(claims.models.items()):
-        pins = policy.models.get(name)
-        if pins is None:
-            log.not_checked(f"model {name}", "served, but the policy does not name it: its answers are refused")
-            continue
-        if identity not in pins:
-            log.reject(
-                f"model {name}",
-                Rejection.MODEL_NOT_ALLOWED,
-                f"the model served as {name} is not one the policy accepts",
-                expected=" or ".join(pin.hex() for pin in sorted(pins)),
-                actual=identity.hex(),
-            )
-        log.passed(f"model {name}", identity.hex())
-        accepted.append(name)
-    if not accepted:
-        log.reject(
-            "models",
-            Rejection.MODEL_NOT_ALLOWED,
-            "no model of the policy is served here",
-            expected=", ".join(sorted(policy.models)),
-            actual=", ".join(sorted(claims.models)) or "none",
-        )
-    if policy.configs is None:
-        log.not_checked("configuration", "the policy pins none")
-    elif claims.config not in policy.configs:
-        log.reject(
-            "configuration",
-            Rejection.CONFIG_NOT_ALLOWED,
-            "the configuration is not one the policy accepts",
-            expected=" or ".join(pin.hex() for pin in sorted(policy.configs)),
-            actual=claims.config.hex(),
-        )
-    else:
-        log.passed("configuration", claims.config.hex())
 
 
 def _evidence_facts(evidence: list[AuthenticEvidence]) -> tuple[Fact, ...]:
