@@ -109,7 +109,16 @@ MEDIA_CBOR: Final = "application/cbor"
 MEDIA_COSE: Final = "application/cose"
 MEDIA_JSON: Final = "application/json"
 MEDIA_EVENT_STREAM: Final = "text/event-stream"
-INFERENCE_ROUTES: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
+INFERENCE_ROUTES: Final = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/detokenize",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/tokenize",
+    }
+)
 
 # Sizes
 NONCE_BYTES: Final = 32
