@@ -27,6 +27,7 @@ from client_sdk.tee.insecure.abi import parse_item
 from client_sdk.wire import foreign_cbor
 from client_sdk.wire.attestation import AttestationBundle
 from client_sdk.wire.errors import WireError
+from tests.fuzz.mutations import mutated
 from tests.simulators import intel
 from tests.simulators.insecure_appliance import InsecureAppliance, seeded
 from tests.unit.client_sdk.tee import test_certificate as certificates
@@ -69,26 +70,6 @@ INTERESTING = (
     b"{",
     b"\n[x]\n",
 )
-
-
-def mutated(seed: bytes, draw: random.Random) -> bytes:
-    data = bytearray(seed)
-    for _ in range(draw.randint(1, 3)):
-        at = draw.randrange(len(data) + 1)
-        match draw.randrange(5):
-            case 0 if at < len(data):
-                data[at] ^= 1 << draw.randrange(8)
-            case 1:
-                piece = draw.choice(INTERESTING)
-                data[at : at + len(piece)] = piece
-            case 2:
-                del data[at : at + draw.randint(1, 64)]
-            case 3:
-                data[at:at] = draw.randbytes(draw.randint(1, 16))
-            case _:
-                other = draw.randrange(len(data) + 1)
-                data[at : at + 16] = data[other : other + 16]
-    return bytes(data)
 
 
 def named(scheme: str) -> bytes:
@@ -165,7 +146,7 @@ def test_mutations_end_in_typed_errors(seed: bytes, target: Callable[[bytes], ob
     draw, until = random.Random(20261129), time.monotonic() + fuzz_seconds / 8
     tried = 0
     while time.monotonic() < until:
-        content = mutated(seed, draw)
+        content = mutated(seed, draw, INTERESTING)
         started = time.thread_time()
         try:
             target(content)

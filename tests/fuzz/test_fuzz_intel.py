@@ -18,6 +18,7 @@ from client_sdk.tee.sgx import verify as sgx
 from client_sdk.tee.tdx import event_log
 from client_sdk.tee.tdx import verify as tdx
 from client_sdk.wire.errors import WireError
+from tests.fuzz.mutations import mutated
 
 FOLDER = Path(__file__).parents[1] / "vectors" / "tee"
 TDX_QUOTE = (FOLDER / "tdx/v4_b0c06f_uptodate.quote.bin").read_bytes()
@@ -38,26 +39,6 @@ INTERESTING = (
     b'"',
     b"[",
 )
-
-
-def mutated(seed: bytes, draw: random.Random) -> bytes:
-    data = bytearray(seed)
-    for _ in range(draw.randint(1, 4)):
-        at = draw.randrange(len(data) + 1)
-        match draw.randrange(5):
-            case 0 if at < len(data):
-                data[at] ^= 1 << draw.randrange(8)
-            case 1:
-                piece = draw.choice(INTERESTING)
-                data[at : at + len(piece)] = piece
-            case 2:
-                del data[at : at + draw.randint(1, 64)]
-            case 3:
-                data[at:at] = draw.randbytes(draw.randint(1, 16))
-            case _:
-                other = draw.randrange(len(data) + 1)
-                data[at : at + 16] = data[other : other + 16]
-    return bytes(data)
 
 
 def judge_tdx(content: bytes) -> None:
@@ -101,7 +82,7 @@ def test_mutations_end_in_typed_errors(name: str, fuzz_seconds: float) -> None:
     draw, end = random.Random(f"intel {name}"), time.monotonic() + fuzz_seconds / 2
     tried = 0
     while time.monotonic() < end:
-        data = mutated(seed, draw)
+        data = mutated(seed, draw, INTERESTING)
         try:
             target(data)
         except (SdkError, WireError):

@@ -13,6 +13,7 @@ from client_sdk.errors import SdkError
 from client_sdk.tee.evidence import Endorsements, FamilyPolicy
 from client_sdk.tee.families import FAMILIES
 from client_sdk.wire.errors import WireError
+from tests.fuzz.mutations import mutated
 
 FOLDER = Path(__file__).parents[1] / "vectors" / "tee"
 NOW = 1_766_678_659.0
@@ -37,23 +38,6 @@ PIECES = (
 )
 
 
-def mutated(seed: bytes, draw: random.Random) -> bytes:
-    data = bytearray(seed)
-    for _ in range(draw.randint(1, 4)):
-        at = draw.randrange(len(data) + 1)
-        match draw.randrange(4):
-            case 0 if at < len(data):
-                data[at] ^= 1 << draw.randrange(8)
-            case 1:
-                piece = draw.choice(PIECES)
-                data[at : at + len(piece)] = piece
-            case 2:
-                del data[at : at + draw.randint(1, 64)]
-            case _:
-                data[at:at] = draw.randbytes(draw.randint(1, 16))
-    return bytes(data)
-
-
 @pytest.mark.parametrize("family", SEEDS)
 def test_evidence_of_another_family_is_a_typed_error(family: str) -> None:
     others = [path for path in sorted(FOLDER.rglob("*")) if path.is_file() and not path.match(f"*{family}/*.cbor")]
@@ -76,7 +60,7 @@ def test_mutated_evidence_is_a_typed_error(family: str, fuzz_seconds: float) -> 
     judge(family, seed, policy)
     until, slowest, worst = time.monotonic() + fuzz_seconds, 0.0, b""
     while time.monotonic() < until:
-        content = mutated(seed, draw)
+        content = mutated(seed, draw, PIECES)
         if content == seed:
             continue
         took = taken(family, content, policy)

@@ -16,6 +16,7 @@ from client_sdk.tee.nvidia import foreign, nras, ocsp, rim
 from client_sdk.tee.nvidia.anchors import pinned
 from client_sdk.tee.nvidia.verify import parse_evidence
 from client_sdk.wire.errors import WireError
+from tests.fuzz.mutations import mutated
 from tests.simulators import nvidia as sim
 
 FOLDER = Path(__file__).parents[1] / "vectors" / "tee" / "nvidia"
@@ -39,26 +40,6 @@ INTERESTING = (
     b"[",
     b"\xa3",
 )
-
-
-def mutated(seed: bytes, draw: random.Random) -> bytes:
-    data = bytearray(seed)
-    for _ in range(draw.randint(1, 4)):
-        at = draw.randrange(len(data) + 1)
-        match draw.randrange(5):
-            case 0 if at < len(data):
-                data[at] ^= 1 << draw.randrange(8)
-            case 1:
-                piece = draw.choice(INTERESTING)
-                data[at : at + len(piece)] = piece
-            case 2:
-                del data[at : at + draw.randint(1, 64)]
-            case 3:
-                data[at:at] = draw.randbytes(draw.randint(1, 16))
-            case _:
-                other = draw.randrange(len(data) + 1)
-                data[at : at + 16] = data[other : other + 16]
-    return bytes(data)
 
 
 def judge_item(content: bytes) -> None:
@@ -101,7 +82,7 @@ def test_mutations_are_typed_errors(seed: bytes, judge: Callable[[bytes], None],
     draw = random.Random(20261129)
     until = time.monotonic() + fuzz_seconds / len(TARGETS)
     while time.monotonic() < until:
-        content = mutated(seed, draw)
+        content = mutated(seed, draw, INTERESTING)
         started = time.thread_time()
         try:
             judge(content)

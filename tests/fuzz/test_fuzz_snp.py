@@ -15,6 +15,7 @@ from client_sdk.tee.azure import verify as azure_verify
 from client_sdk.tee.endorsements import recognise
 from client_sdk.tee.snp import abi, verify
 from client_sdk.wire.errors import WireError
+from tests.fuzz.mutations import mutated
 from tests.simulators import amd, azure
 
 FOLDER = Path(__file__).parents[1] / "vectors" / "tee" / "snp"
@@ -24,23 +25,7 @@ TABLE = amd.certificate_table({abi.GUIDS["VCEK"].bytes: b"\x30" * 99, abi.GUIDS[
 AZURE = azure.Machine().item(CHIP)
 
 
-def mutated(seed: bytes, draw: random.Random) -> bytes:
-    data = bytearray(seed)
-    for _ in range(draw.randint(1, 3)):
-        at = draw.randrange(len(data) + 1)
-        match draw.randrange(4):
-            case 0 if at < len(data):
-                data[at] ^= 1 << draw.randrange(8)
-            case 1:
-                data[at : at + 4] = draw.choice(
-                    (b"\xff\xff\xff\xff", bytes(4), b"\x30\x84\xff\xff", b"\x7f\xff\xff\xff")
-                )
-            case 2:
-                del data[at : at + draw.randint(1, 40)]
-            case _:
-                other = draw.randrange(len(data) + 1)
-                data[at : at + 16] = data[other : other + 16]
-    return bytes(data)
+INTERESTING = (b"\xff\xff\xff\xff", bytes(4), b"\x30\x84\xff\xff", b"\x7f\xff\xff\xff")
 
 
 def judge_report(content: bytes) -> None:
@@ -76,7 +61,7 @@ def test_mutations_end_in_typed_errors(name: str, fuzz_seconds: float) -> None:
     seed, target = TARGETS[name]
     draw, end, tried = random.Random(f"snp {name}"), time.monotonic() + fuzz_seconds / 2, 0
     while time.monotonic() < end:
-        data = mutated(seed, draw)
+        data = mutated(seed, draw, INTERESTING)
         started = time.perf_counter()
         try:
             target(data)
