@@ -14,7 +14,7 @@ decided before the first run:
 - no answer fails verification, and nothing ends otherwise than its kind may end;
 - requests in progress, jobs running and waiting, reserved and used cells, open connections: zero;
 - the same worker process, no step of the engine interrupted;
-- file descriptors of each process: no more than before;
+- file descriptors of each process: open on nothing that was not open before;
 - threads of each process: at most two more than before;
 - resident memory: the API process at most 8 MiB more than before, a worker at most 16 MiB more. The stores that fill by
   design are bounded small for this: 8 MiB of prompt prefixes, 64 receipts an identity.
@@ -28,9 +28,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +40,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from appliance.bench.served import resident
-from tests.bench.soak_load import SECRET, Caller, Tally
+from tests.bench.soak_load import CYCLE, SECRET, Caller, Tally
 from tests.e2e.programs import Served, make_policy
 
 MIB = 1 << 20
@@ -47,6 +49,7 @@ WORKER_GROWTH_MIB = 16.0
 MORE_THREADS = 2
 IDLE_WITHIN_S = 20.0
 WARM_UP_AT_LEAST_S = 10.0
+WARM_UP_THINGS = CYCLE // 2
 BOUNDED = {"APPLIANCE_ENGINE_PREFIX_CACHE_MIB": "8", "APPLIANCE_RECEIPTS_STORED_PER_IDENTITY": "64"}
 ZERO = (
     "appliance_active_requests",
@@ -61,21 +64,27 @@ UNCHANGED = ("appliance_engine_restarts", "appliance_engine_failed_steps")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process at a moment; `descriptors` is None where they may not be read."""
+    """One process at a moment. `descriptors`: what each is open on; None where they may not be read."""
 
     pid: int
     resident: int
     threads: int
-    descriptors: int | None
+    descriptors: tuple[str, ...] | None
 
     @classmethod
     def of(cls, pid: int) -> Process:
+        descriptors: tuple[str, ...] | None
         try:
-            descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            descriptors = tuple(sorted(_open_on(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()))
         except PermissionError:
             descriptors = None
         threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
         return cls(pid=pid, resident=resident(pid), threads=threads, descriptors=descriptors)
+
+
+def _open_on(entry: Path) -> str:
+    """`socket`, `pipe`, `anon_inode:[eventpoll]` or the path: without the numbers that differ from run to run."""
+    return re.sub(r":\[\d+\]$", "", str(entry.readlink()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +111,9 @@ def read_state(served: Served) -> State:
     deadline = time.monotonic() + IDLE_WITHIN_S
     while any(served.gauge(name) for name in ZERO) and time.monotonic() < deadline:
         time.sleep(0.1)
-    time.sleep(0.5)  # what ends after the last gauge: threads of a pool, a closed descriptor
-    pids = (served.process.pid, *sorted(served.workers()))
     gauges = {name: served.gauge(name) for name in (*ZERO, *UNCHANGED)}
+    time.sleep(1.0)  # until the connections are gone that the gauges were asked on
+    pids = (served.process.pid, *sorted(served.workers()))
     return State(processes=tuple(map(Process.of, pids)), gauges=gauges)
 
 
@@ -128,7 +137,8 @@ def compare(before: State, after: State) -> list[Check]:
 def _compare_process(name: str, before: Process, after: Process, api: bool) -> list[Check]:
     limit = API_GROWTH_MIB if api else WORKER_GROWTH_MIB
     grown = (after.resident - before.resident) / MIB
-    known = before.descriptors is not None and after.descriptors is not None
+    now, was = (None if p.descriptors is None else Counter(p.descriptors) for p in (after, before))
+    more = None if now is None or was is None else now - was
     return [
         Check(
             what=f"{name}: resident MiB",
@@ -139,10 +149,10 @@ def _compare_process(name: str, before: Process, after: Process, api: bool) -> l
         ),
         Check(
             what=f"{name}: file descriptors",
-            before=before.descriptors,
-            after=after.descriptors,
-            bound="no more" if known else "unknown here",
-            holds=not known or (after.descriptors or 0) <= (before.descriptors or 0),
+            before=None if was is None else was.total(),
+            after=None if now is None else now.total(),
+            bound="unknown here" if more is None else ("none new" + "".join(f", {name}" for name in more)),
+            holds=not more,
         ),
         Check(
             what=f"{name}: threads",
@@ -154,13 +164,13 @@ def _compare_process(name: str, before: Process, after: Process, api: bool) -> l
     ]
 
 
-async def load(served: Served, policy: Path, *, seconds: float, callers: int, seed: int) -> Tally:
-    """Callers at work for so long, and until each has been through its cycle; what they have begun is finished."""
+async def load(served: Served, policy: Path, *, seconds: float, things: int, callers: int, seed: int) -> Tally:
+    """Callers at work for so long, and until each has done so many things; what they have begun is finished."""
     tally = Tally()
     until = asyncio.get_running_loop().time() + seconds
     async with asyncio.TaskGroup() as group:
         for number in range(callers):
-            group.create_task(Caller(served.url, policy, number, seed, tally).run(until))
+            group.create_task(Caller(served.url, policy, number, seed, tally).run(until, things))
     return tally
 
 
@@ -184,11 +194,11 @@ def soak(folder: Path, *, seconds: float, callers: int, seed: int, say: Callable
         policy = make_policy(folder / "policy", environ=served.environ)
         warm_up = max(WARM_UP_AT_LEAST_S, seconds / 5)
         say(f"warming up for {warm_up:.0f} s")
-        asyncio.run(load(served, policy, seconds=warm_up, callers=callers, seed=seed + 1))
+        asyncio.run(load(served, policy, seconds=warm_up, things=WARM_UP_THINGS, callers=callers, seed=seed + 1))
         before = read_state(served)
         say(f"load for {seconds:.0f} s")
         start = time.monotonic()
-        tally = asyncio.run(load(served, policy, seconds=seconds, callers=callers, seed=seed))
+        tally = asyncio.run(load(served, policy, seconds=seconds, things=CYCLE, callers=callers, seed=seed))
         elapsed = time.monotonic() - start
         checks = compare(before, read_state(served))
         return Soaked(tally=tally, checks=tuple(checks), silent=SECRET not in served.output(), seconds=elapsed)

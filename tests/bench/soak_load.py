@@ -69,17 +69,17 @@ class Caller:
             ("sampled", self._sampled),
         )
 
-    async def run(self, until: float) -> None:
-        """Until `until` on the loop's clock, and through one cycle at least; what has begun by then is finished."""
+    async def run(self, until: float, things: int) -> None:
+        """Until `until` on the loop's clock, and `things` at least; what has begun by then is finished."""
         loop = asyncio.get_running_loop()
         first = self._draw.randrange(CYCLE)
         done = 0
-        while done < CYCLE or loop.time() < until:
+        while done < things or loop.time() < until:
             async with AsyncAppliance(self._url, policy=self._policy) as client:
                 for _ in range(RECONNECT_AFTER):
                     await self._once(client, (first + done) % CYCLE)
                     done += 1
-                    if done >= CYCLE and loop.time() >= until:
+                    if done >= things and loop.time() >= until:
                         break
 
     async def _once(self, client: AsyncAppliance, place: int) -> None:

@@ -11,9 +11,11 @@ import pytest
 from tests.bench.soak import MIB, UNCHANGED, ZERO, Process, State, compare, soak
 
 GOOD = ("whole", "stream", "two choices", "json schema", "long prompt", "cancelled", "timeout", "sampled")
-CALLERS = 4
+CALLERS = 3
 IDLE = State(
-    processes=tuple(Process(pid=pid, resident=100 * MIB, threads=4, descriptors=11) for pid in (7, 8)),
+    processes=tuple(
+        Process(pid=pid, resident=100 * MIB, threads=4, descriptors=("pipe", "socket", "socket")) for pid in (7, 8)
+    ),
     gauges=dict.fromkeys((*ZERO, *UNCHANGED), 0.0),
 )
 
@@ -36,7 +38,15 @@ def test_two_idle_states_that_are_alike_hold() -> None:
     assert all(check.holds for check in compare(IDLE, IDLE))
 
 
-def changed(index: int, **changes: int) -> State:
+def test_descriptors_that_may_not_be_read_are_said_to_be_unknown() -> None:
+    unknown = changed(0, descriptors=None)
+    for before, after in ((unknown, unknown), (IDLE, unknown), (unknown, IDLE)):
+        told = {check.what: check.bound for check in compare(before, after)}
+        assert told["API process: file descriptors"] == "unknown here"
+        assert told["worker 1: file descriptors"] == "none new"
+
+
+def changed(index: int, **changes: object) -> State:
     processes = list(IDLE.processes)
     processes[index] = replace(processes[index], **changes)  # type: ignore[arg-type]
     return replace(IDLE, processes=tuple(processes))
@@ -48,8 +58,8 @@ def changed(index: int, **changes: int) -> State:
         *((replace(IDLE, gauges={**IDLE.gauges, name: 1.0}), name) for name in (*ZERO, *UNCHANGED)),
         (changed(0, resident=100 * MIB + 8 * MIB + 1), "API process: resident MiB"),
         (changed(1, resident=100 * MIB + 16 * MIB + 1), "worker 1: resident MiB"),
-        (changed(0, descriptors=12), "API process: file descriptors"),
-        (changed(1, descriptors=12), "worker 1: file descriptors"),
+        (changed(0, descriptors=("pipe", "socket", "socket", "socket")), "API process: file descriptors"),
+        (changed(1, descriptors=("pipe", "pipe", "socket")), "worker 1: file descriptors"),
         (changed(0, threads=7), "API process: threads"),
         (changed(1, pid=9), "processes"),
         (replace(IDLE, processes=IDLE.processes[:1]), "processes"),
