@@ -58,6 +58,8 @@ _LEFT_OUT: Final = (
     "usr/lib/x86_64-linux-gnu/gconv",
     "var",
 )
+# Modules of the standard library for terminals, old databases (their libraries would come along) and tests.
+_NO_MODULES: Final = ("_curses*", "_dbm", "_gdbm", "readline", "_tkinter", "_ctypes_test", "_test*", "xx*", "_xx*")
 _LEFT_OUT_OF_SITE: Final = (
     "llama_cpp/server",
     "llama_cpp/include",
@@ -127,6 +129,9 @@ def _trim(tree: Path) -> None:
             shutil.rmtree(target)
         else:
             target.unlink(missing_ok=True)
+    for module in _NO_MODULES:
+        for path in sorted((tree / f"usr/lib/python{PYTHON}/lib-dynload").glob(f"{module}.*.so")):
+            path.unlink()
     kept.parent.mkdir()
     (tree / "usr/sbin").mkdir()
     kept.write_bytes(content)
