@@ -85,6 +85,10 @@ ovmf: $(VENV)/.installed-test ## firmware for SEV-SNP and TDX from Debian's edk2
 ovmf-check: $(VENV)/.installed-test ## build the firmware twice and compare
 	@$(PY) -m image.ovmf check
 
+.PHONY: ovmf-test
+ovmf-test: $(VENV)/.installed-test ## start the firmware in QEMU: what it starts, what it refuses
+	@$(PY) -m image.ovmf test
+
 .PHONY: eif
 eif: $(VENV)/.installed-test ## enclave image file for AWS Nitro, from what `make image` made
 	@$(PY) -m image.eif --version $(VERSION)

@@ -1,4 +1,4 @@
-"""python -m image.ovmf: build the firmware, check that two builds are equal, or renew its locked inputs."""
+"""python -m image.ovmf: build the firmware, check that two builds are equal, try it, renew its inputs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from image.build import lock
 from image.build.errors import BuildError
 from image.measure import snp, tdvf
 from image.measure.errors import MeasureError
-from image.ovmf import build, inputs
+from image.ovmf import boot, build, inputs
 from image.ovmf.firmware import SOURCE, TOOLS
 
 _EXIT_REFUSED = 1
+_BOOT_LIMIT_S = 240.0
 _OUT = Path("build/image-firmware")
 
 
@@ -27,10 +28,13 @@ def main(arguments: list[str]) -> int:
         command = commands.add_parser(name, help=what)
         command.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     commands.choices["build"].add_argument("--out", type=Path, default=_OUT)
+    test = commands.add_parser("test", help="start it in QEMU, without a TEE, and see what it starts")
+    test.add_argument("--firmware", type=Path, default=_OUT)
+    test.add_argument("--image", type=Path, default=Path("build/image"), help="what make image made")
     commands.add_parser("relock", help="renew the firmware's inputs in image/lock.toml")
     options = parser.parse_args(arguments)
     try:
-        return {"build": _build, "check": _check, "relock": _relock}[options.command](options)
+        return {"build": _build, "check": _check, "test": _test, "relock": _relock}[options.command](options)
     except (BuildError, MeasureError, OSError) as error:
         print(f"refused: {error}", file=sys.stderr)
         return _EXIT_REFUSED
@@ -57,6 +61,13 @@ def _check(options: argparse.Namespace) -> int:
     inputs.have(locked, environ=_environ(), say=_say)
     for digest in build.check(locked, jobs=options.jobs, say=_say):
         print(f"identical: {digest.hex()}")
+    return 0
+
+
+def _test(options: argparse.Namespace) -> int:
+    for trial in boot.trials(options.firmware, options.image):
+        seconds = boot.run(trial, environ=_environ(), limit_s=_BOOT_LIMIT_S)
+        print(f"{trial.firmware.name}, {trial.what}: {trial.shows.decode()!r} after {seconds:.1f} s")
     return 0
 
 
