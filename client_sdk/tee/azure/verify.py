@@ -18,7 +18,7 @@ from client_sdk.tee.snp import judge
 from client_sdk.tee.snp.certificates import Anchors, pinned_anchors
 from client_sdk.tee.snp.verify import AuthenticSnp, authenticate_report
 from client_sdk.tee.tpm2 import abi as tpm2
-from client_sdk.wire import digests
+from client_sdk.tee.tpm2 import quote_checks
 from client_sdk.wire.names import MODE_PRODUCTION
 
 _MIN_KEY_BITS = 2048
@@ -45,30 +45,14 @@ class AuthenticAzure:
             ("Azure machine id", runtime.vm_id or "not stated"),
             ("Azure secure boot", _state(runtime.secure_boot)),
             ("Azure console", _state(runtime.console)),
-            ("vTPM registers", _registers_text(attest)),
-            ("vTPM register digest", attest.pcr_digest.hex()),
-            ("vTPM clock", f"{attest.clock_ms} ms, {'safe' if attest.safe else 'not safe'}"),
-            ("vTPM reset count", str(attest.reset_count)),
-            ("vTPM restart count", str(attest.restart_count)),
+            *quote_checks.facts("vTPM", attest),
         )
 
     def check_session(self, log: CheckLog, binding: SessionBinding) -> None:
-        log.equal(
-            "quote binds the claims",
-            Rejection.EVIDENCE_BINDING,
-            expected=digests.tpm_extra_data(binding.claims),
-            actual=self.item.attest.extra_data,
-        )
+        quote_checks.check_session(log, self.item.attest, binding, name="quote binds the claims")
 
     def check_foreign(self, log: CheckLog, binding: ForeignBinding) -> None:
-        actual = self.item.attest.extra_data
-        if binding.report_data is None and binding.nonce is None:
-            log.not_checked("extra data", "no expected value was given")
-        if binding.report_data is not None:
-            expected = binding.report_data.ljust(len(actual), b"\x00")
-            log.equal("extra data", Rejection.EVIDENCE_BINDING, expected=expected, actual=actual)
-        if binding.nonce is not None:
-            log.equal("nonce in the quote", Rejection.NONCE_MISMATCH, expected=binding.nonce, actual=actual)
+        quote_checks.check_foreign(log, self.item.attest, binding)
 
     def appraise(self, log: CheckLog, policy: FamilyPolicy | None, *, now: float) -> None:
         if not isinstance(policy, AzurePolicy):
@@ -82,18 +66,15 @@ class AuthenticAzure:
         if not policy.pcr_sets:
             log.not_checked("boot measurement", "the policy does not demand it")
             return
-        quoted = {(one.bank, register) for one in attest.selections for register in one.registers}
-        for one in policy.pcr_sets:
-            values = {(tpm2.SHA256, register): value for register, value in one.items()}
-            if quoted == set(values) and attest.pcr_digest == tpm2.pcr_digest(tpm2.SHA256, attest.selections, values):
-                log.passed("boot measurement", _registers_text(attest))
-                return
+        if quote_checks.quotes_one_of(attest, policy.pcr_sets, tpm2.SHA256):
+            log.passed("boot measurement", quote_checks.selection_text(attest))
+            return
         log.reject(
             "boot measurement",
             Rejection.MEASUREMENT_NOT_ALLOWED,
             "the quoted registers are not a set that the policy allows",
             expected=" or ".join("sha256:" + ",".join(map(str, sorted(one))) for one in policy.pcr_sets),
-            actual=f"{_registers_text(attest)} ({attest.pcr_digest.hex()})",
+            actual=f"{quote_checks.selection_text(attest)} ({attest.pcr_digest.hex()})",
         )
 
     def _check_machine(self, log: CheckLog, policy: AzurePolicy) -> None:
@@ -160,13 +141,6 @@ def _check_quote(item: abi.Item) -> None:
 
 def _registers(attest: tpm2.Attest) -> tuple[int, ...]:
     return tuple(register for one in attest.selections for register in one.registers)
-
-
-def _registers_text(attest: tpm2.Attest) -> str:
-    return " ".join(
-        f"{tpm2.HASHES.get(one.bank, hex(one.bank))}:{','.join(str(register) for register in one.registers)}"
-        for one in attest.selections
-    )
 
 
 def _state(flag: bool | None) -> str:

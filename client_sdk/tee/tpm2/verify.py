@@ -12,10 +12,9 @@ from client_sdk.errors import AuthenticityError, Rejection, UndecidedError
 from client_sdk.tee import der, x509
 from client_sdk.tee.evidence import Endorsements, FamilyPolicy, ForeignBinding, SessionBinding, Trust
 from client_sdk.tee.revocation import check_revocation
-from client_sdk.tee.tpm2 import abi, keys
+from client_sdk.tee.tpm2 import abi, keys, quote_checks
 from client_sdk.tee.tpm2.policy import PcrSet, Tpm2Policy
 from client_sdk.tee.x509 import Certificate, Crl
-from client_sdk.wire import digests
 from client_sdk.wire.names import MODE_PRODUCTION
 
 OID_EXTENDED_KEY_USAGE = "2.5.29.37"
@@ -47,31 +46,15 @@ class AuthenticTpm2:
             ("TPM attestation key", public.pin.hex()),
             ("TPM attestation key name", public.name.hex()),
             ("TPM attestation key hierarchy", _hierarchy(attest, public)),
-            ("TPM registers", _selection_text(attest)),
-            ("TPM register digest", attest.pcr_digest.hex()),
-            ("TPM clock", f"{attest.clock_ms} ms, {'safe' if attest.safe else 'not safe'}"),
-            ("TPM reset count", str(attest.reset_count)),
-            ("TPM restart count", str(attest.restart_count)),
+            *quote_checks.facts("TPM", attest),
             ("TPM firmware version", f"{attest.firmware_version:016x}"),
         )
 
     def check_session(self, log: CheckLog, binding: SessionBinding) -> None:
-        log.equal(
-            "evidence binds the claims",
-            Rejection.EVIDENCE_BINDING,
-            expected=digests.tpm_extra_data(binding.claims),
-            actual=self.item.attest.extra_data,
-        )
+        quote_checks.check_session(log, self.item.attest, binding, name="evidence binds the claims")
 
     def check_foreign(self, log: CheckLog, binding: ForeignBinding) -> None:
-        actual = self.item.attest.extra_data
-        if binding.report_data is None and binding.nonce is None:
-            log.not_checked("extra data", "no expected value was given")
-        if binding.report_data is not None:
-            expected = binding.report_data.ljust(len(actual), b"\x00")
-            log.equal("extra data", Rejection.EVIDENCE_BINDING, expected=expected, actual=actual)
-        if binding.nonce is not None:
-            log.equal("nonce in the quote", Rejection.NONCE_MISMATCH, expected=binding.nonce, actual=actual)
+        quote_checks.check_foreign(log, self.item.attest, binding)
 
     def appraise(self, log: CheckLog, policy: FamilyPolicy | None, *, now: float) -> None:
         if not isinstance(policy, Tpm2Policy):
@@ -131,20 +114,15 @@ class AuthenticTpm2:
         if not policy.pcr_sets:
             log.not_checked("boot measurement", "the policy pins none")
             return
-        quoted = {(one.bank, register) for one in attest.selections for register in one.registers}
-        for one in policy.pcr_sets:
-            values = {(abi.SHA256, register): value for register, value in one.items()}
-            if quoted == set(values):
-                digest = abi.pcr_digest(self.item.signature.hash, attest.selections, values)
-                if digest == attest.pcr_digest:
-                    log.passed("boot measurement", _selection_text(attest))
-                    return
+        if quote_checks.quotes_one_of(attest, policy.pcr_sets, self.item.signature.hash):
+            log.passed("boot measurement", quote_checks.selection_text(attest))
+            return
         log.reject(
             "boot measurement",
             Rejection.MEASUREMENT_NOT_ALLOWED,
             "the quoted registers are not a set the policy accepts",
             expected=" or ".join(f"{_set_text(one)} ({self._digest_text(one)})" for one in policy.pcr_sets),
-            actual=f"{_selection_text(attest)} ({attest.pcr_digest.hex()})",
+            actual=f"{quote_checks.selection_text(attest)} ({attest.pcr_digest.hex()})",
         )
 
     def _digest_text(self, one: PcrSet) -> str:
@@ -247,13 +225,6 @@ def _hierarchy(attest: abi.Attest, public: abi.Public) -> str:
         if public.name_hash.to_bytes(2, "big") + hashed == attest.qualified_signer:
             return name
     return "not a primary key of its own public area"
-
-
-def _selection_text(attest: abi.Attest) -> str:
-    return " ".join(
-        f"{abi.HASHES.get(one.bank, hex(one.bank))}:{','.join(str(register) for register in one.registers)}"
-        for one in attest.selections
-    )
 
 
 def _set_text(one: PcrSet) -> str:
