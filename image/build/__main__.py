@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from image import service
 from image.build import fetch, lock, relock, settings_disk
 from image.build.build import Job, build
 from image.build.check import check
@@ -32,7 +33,7 @@ def main(arguments: list[str]) -> int:
         one = commands.add_parser(name, help=text)
         one.add_argument("--out", type=Path, default=_PROJECT / "build/image")
         one.add_argument("--tools", type=Path, default=_PROJECT / "build/image-tools")
-        one.add_argument("--store", type=Path, required=True, help="model store")
+        one.add_argument("--store", type=Path, default=service.default_store(_ENVIRON), help="model store")
         one.add_argument("--model", default="smollm2-135m-instruct")
         if name == "check":
             one.add_argument("--compile-again", action="store_true", help="also compile twice, in two chroots")
@@ -60,7 +61,8 @@ def _run(options: argparse.Namespace) -> None:
         say(f"image/lock.toml: {len(after.inputs)} inputs")
     elif options.command == "fetch":
         held = lock.load()
-        fetch.fetch(held, held.inputs, environ=_ENVIRON, say=say)
+        own = tuple(one for one in held.inputs if one.kind != "dsc")  # the firmware's source comes with make ovmf
+        fetch.fetch(held, own, environ=_ENVIRON, say=say)
     else:
         if os.geteuid() != 0:
             raise BuildError(
