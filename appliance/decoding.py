@@ -65,6 +65,7 @@ def jobs(subject: Subject, call: Call, sampling: SamplingParams, cache_scope: by
             sampling=replace(sampling, seed=(sampling.seed + index) % SEEDS) if index else sampling,
             template_date=date,
             cache_scope=cache_scope,
+            evaluate=call.evaluate,
         )
 
 

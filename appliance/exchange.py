@@ -9,7 +9,7 @@ from typing import Protocol
 
 from appliance.engine.reasoning import ReasoningText, Tags
 from appliance.engine.tools import CallDelta, Tool, ToolText
-from appliance.engine.types import PromptInput, TokenLogprob
+from appliance.engine.types import PromptInput, PromptReady, TokenLogprob
 from appliance.errors import ApplianceError
 from appliance.receipts.issuer import ChainScope
 from appliance.receipts.transcript import OutputTranscript
@@ -87,6 +87,8 @@ class Call:
     split_reasoning: bool = False
     include_obfuscation: bool = False
     fit: Fit = Fit()
+    evaluate: bool = True
+    """False: the prompts are made into tokens, and that is all."""
     cache_key: str = ""
     """Divides what evaluated prompts are reused for, within one identity."""
 
@@ -148,6 +150,7 @@ class Choice:
         "index",
         "measured",
         "output",
+        "prompt",
         "reasoning",
         "reasoning_tokens",
         "tools",
@@ -168,6 +171,8 @@ class Choice:
         self.reasoning = reasoning
         """The reasoning so far where it is taken out of the text."""
         self.reasoning_tokens = 0
+        self.prompt: PromptReady | None = None
+        """The prompt as the engine has it, where the answer is about that."""
         self.echoed = echoed
         """The prompt, where it was asked for in front of the answer."""
         self.output = OutputTranscript()

@@ -139,6 +139,8 @@ class Answer:
     def begin(self, call: Call, sampling: SamplingParams, ready: Mapping[int, PromptReady]) -> None:
         """The engine has taken every prompt: from now on the receipt speaks of an evaluation."""
         self.choices = tuple(fitting.choice(call, index, ready[index].prompt_text) for index in range(len(ready)))
+        for choice in self.choices if not call.evaluate else ():
+            choice.prompt = ready[choice.index]
         self._fit = call.fit
         self._execution, self._each = [ready[index].execution for index in range(len(ready))], call.n
         prompts = [ready[index] for index in range(0, len(ready), call.n)]
@@ -160,7 +162,8 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        prompt_tokens = self.evaluation.prompt.count if self.evaluation else 0
+        evaluated = self.evaluation is not None and all(choice.prompt is None for choice in self.choices)
+        prompt_tokens = self.evaluation.prompt.count if self.evaluation is not None and evaluated else 0
         counts = [choice.output.count for choice in self.choices]
         usage = decoding.usage(prompt_tokens, counts, self._execution, self._each)
         return replace(usage, reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices))

@@ -14,6 +14,7 @@ from appliance.api.dialects import ChatDialect, CompletionDialect
 from appliance.api.embeddings import EmbeddingDialect
 from appliance.api.http_exchange import HttpExchange
 from appliance.api.responses import ResponsesDialect
+from appliance.api.tokens import DetokenizeDialect, TokenizeDialect
 from appliance.attestation.connection import ChannelState
 from appliance.attestation.responder import Responder
 from appliance.embeddings import VectorDialect
@@ -151,10 +152,19 @@ def _add_inference(app: FastAPI, service: Service, gate: Gate, max_body_bytes: i
     async def create_response(request: Request) -> Response:
         return response(request)
 
+    async def tokenize(request: Request) -> Response:
+        return tokens(request)
+
+    async def detokenize(request: Request) -> Response:
+        return spelled(request)
+
     chat, text, response = route(ChatDialect), route(CompletionDialect), route(ResponsesDialect)
+    tokens, spelled = route(TokenizeDialect), route(DetokenizeDialect)
     app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"])
     app.add_api_route("/v1/completions", completions, methods=["POST"])
     app.add_api_route("/v1/responses", create_response, methods=["POST"])
+    app.add_api_route("/v1/tokenize", tokenize, methods=["POST"])
+    app.add_api_route("/v1/detokenize", detokenize, methods=["POST"])
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:

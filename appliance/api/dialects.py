@@ -17,13 +17,13 @@ from client_sdk.wire.stream import encode_base64url
 OBFUSCATION_BYTES = 128
 
 
-def _json(document: Mapping[str, object]) -> bytes:
+def json_bytes(document: Mapping[str, object]) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _frame(document: Mapping[str, object]) -> bytes:
     """One SSE event block. JSON has no raw line break, so one `data:` line carries it."""
-    return b"data: " + _json(document) + b"\n\n"
+    return b"data: " + json_bytes(document) + b"\n\n"
 
 
 def _usage(usage: Usage) -> dict[str, object]:
@@ -40,7 +40,7 @@ def _usage(usage: Usage) -> dict[str, object]:
     }
 
 
-def _obfuscated(document: Mapping[str, object], random_bytes: Callable[[int], bytes]) -> Mapping[str, object]:
+def obfuscated(document: Mapping[str, object], random_bytes: Callable[[int], bytes]) -> Mapping[str, object]:
     """With random text in a field of its own, such that frames have a multiple of OBFUSCATION_BYTES."""
     missing = -len(_frame({**document, "obfuscation": ""})) % OBFUSCATION_BYTES
     return {**document, "obfuscation": encode_base64url(random_bytes(missing))[:missing].decode()}
@@ -64,7 +64,7 @@ class _Frames:
         document = {**self._envelope(heading, self.chunk_object), "choices": [choice]}
         if heading.include_usage:
             document["usage"] = None
-        return _frame(document if heading.obfuscate is None else _obfuscated(document, heading.obfuscate))
+        return _frame(document if heading.obfuscate is None else obfuscated(document, heading.obfuscate))
 
     def closing(self, heading: Heading, usage: Usage) -> tuple[bytes, ...]:
         if not heading.include_usage:
@@ -99,7 +99,7 @@ class ChatDialect(_Frames):
             for choice in choices
         ]
         envelope = self._envelope(heading, "chat.completion")
-        return _json({**envelope, "choices": documents, "usage": _usage(usage)})
+        return json_bytes({**envelope, "choices": documents, "usage": _usage(usage)})
 
     def opening(self, heading: Heading, choices: Sequence[Choice]) -> tuple[bytes, ...]:
         start = {"role": "assistant", "content": ""}
@@ -205,7 +205,7 @@ class CompletionDialect(_Frames):
             for choice in choices
         ]
         envelope = self._envelope(heading, self.chunk_object)
-        return _json({**envelope, "choices": documents, "usage": _usage(usage)})
+        return json_bytes({**envelope, "choices": documents, "usage": _usage(usage)})
 
     def opening(self, heading: Heading, choices: Sequence[Choice]) -> tuple[bytes, ...]:
         return tuple(

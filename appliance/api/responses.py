@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from appliance.api.dialects import chat_call
+from appliance.api.dialects import chat_call, json_bytes
 from appliance.api.responses_events import Events, output_items
 from appliance.api.responses_schema import ResponsesRequest, check_items
 from appliance.api.schema import ChatCompletionRequest, as_sent, parse, validated
@@ -43,7 +43,7 @@ class ResponsesDialect:
         if isinstance(request.input, list):
             check_items(request.input)
         self._request = as_sent(request)
-        if len(_json(wire.stated(self._request))) > LIMIT_STATED_BYTES:
+        if len(json_bytes(wire.stated(self._request))) > LIMIT_STATED_BYTES:
             raise BadRequest(
                 "invalid_field",
                 f"What the answer repeats of its request (instructions, tools, text, ...) exceeds {LIMIT_STATED_BYTES} "
@@ -55,7 +55,7 @@ class ResponsesDialect:
 
     def whole(self, heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
         status = _status(choices[0])
-        return _json(self._response(heading, status, output=output_items(heading, choices[0]), usage=usage))
+        return json_bytes(self._response(heading, status, output=output_items(heading, choices[0]), usage=usage))
 
     def opening(self, heading: Heading, choices: Sequence[Choice]) -> tuple[bytes, ...]:
         self._events = Events(heading)
@@ -150,7 +150,3 @@ def _usage(usage: Usage) -> dict[str, object]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-
-
-def _json(document: Mapping[str, object]) -> bytes:
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from appliance.api.dialects import call_id
+from appliance.api.dialects import call_id, json_bytes, obfuscated
 from appliance.engine.tools import CallDelta
 from appliance.exchange import Choice, Heading, Piece
 from client_sdk.wire import responses as wire
-
-_JSON_SEPARATORS = (",", ":")
 
 
 def output_items(heading: Heading, choice: Choice) -> list[dict[str, object]]:
     """The message, where there is text or nothing else, then the calls. Only the last one can have been cut."""
     calls = choice.tools.calls if choice.tools is not None else []
-    text = choice.output.text if choice.tools is None else choice.tools.text
+    text = choice.content
     items = [message_item(heading, text, wire.STATUS_COMPLETED)] if text or not calls else []
     items += [
         call_item(heading, index, name=name, arguments=arguments, status=wire.STATUS_COMPLETED)
@@ -74,8 +71,9 @@ class Events:
         """One SSE event block. Its type is in the data alone: an `event:` line would say it twice."""
         document: Mapping[str, object] = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        encoded = json.dumps(document, ensure_ascii=False, separators=_JSON_SEPARATORS)
-        return b"data: " + encoded.encode() + b"\n\n"
+        if "delta" in fields and self._heading.obfuscate is not None:
+            document = obfuscated(document, self._heading.obfuscate)
+        return b"data: " + json_bytes(document) + b"\n\n"
 
     def piece(self, piece: Piece) -> tuple[bytes, ...]:
         frames: list[bytes] = []

@@ -126,6 +126,10 @@ class FakeEngine:
         try:
             ready = self._prepare(job)
             yield ready
+            if not job.evaluate:
+                ended = True
+                yield Finished(reason="length")
+                return
             async with self._turn, aclosing(self._answer(job, ready.max_tokens)) as events:
                 async for event in events:
                     ended = isinstance(event, Finished)
@@ -141,8 +145,13 @@ class FakeEngine:
         text, tags = _prompt_text(job.prompt), self.script.chat.reasoning
         if job.prompt_field == "messages" and tags is not None and self.script.chat.opens_reasoning:
             text += f"{tags.start}\n"
-        tokens = [byte + 3 for byte in text.encode()]
+        given = job.prompt.tokens if isinstance(job.prompt, TokenPrompt) else None
+        tokens = [byte + 3 for byte in text.encode()] if given is None else list(given)
         limit = self.script.context_length
+        packed = struct.pack(f"<{len(tokens)}I", *tokens)
+        if not job.evaluate:
+            facts = {"context-length": limit, "evaluated": False}
+            return PromptReady(prompt_text=text, token_ids=packed, max_tokens=0, execution=facts)
         if len(tokens) >= limit:
             raise BadRequest(
                 "context_length_exceeded",
@@ -153,7 +162,7 @@ class FakeEngine:
         wanted = job.sampling.max_tokens
         return PromptReady(
             prompt_text=text,
-            token_ids=struct.pack(f"<{len(tokens)}I", *tokens),
+            token_ids=packed,
             max_tokens=room if wanted is None else min(room, wanted),
             execution={"threads": 1, "batching": "none", "cached-prompt-tokens": 0, "template-date": job.template_date},
         )
@@ -188,7 +197,9 @@ def _prompt_text(prompt: PromptInput) -> str:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, TokenPrompt):
-        return bytes(token - 3 for token in prompt.tokens).decode()
+        if not all(3 <= token < 259 for token in prompt.tokens):
+            raise BadRequest("invalid_token", "the prompt has a token that the model does not have", param="prompt")
+        return bytes(token - 3 for token in prompt.tokens).decode("utf-8", "replace")
     if isinstance(prompt, InfillPrompt):
         raise BadRequest("suffix_not_supported", "the fake engine fills no gaps", param="suffix")
     told, messages = (prompt.tools, prompt.messages) if isinstance(prompt, ToolChat) else ("", prompt)

@@ -51,6 +51,7 @@ def pack_job(job: GenerationJob) -> dict[str, object]:
         "prompt": _pack_prompt(job.prompt),
         "date": job.template_date,
         "scope": job.cache_scope,
+        "evaluate": job.evaluate,
         "sampling": _pack_sampling(job.sampling),
     }
 
@@ -119,6 +120,7 @@ def unpack_job(message: Mapping[str, object]) -> GenerationJob:
         prompt=_unpack_prompt(message.get("prompt")),
         template_date=take(message, "date", str),
         cache_scope=take(message, "scope", bytes),
+        evaluate=take(message, "evaluate", bool),
         sampling=_unpack_sampling(take(message, "sampling", dict)),
     )
 

@@ -33,6 +33,9 @@ from appliance.engine.types import (
 )
 from appliance.errors import ApplianceError, BadRequest
 
+LIMIT_TOKENIZED = 1 << 20
+"""Most tokens that a prompt is told as without being evaluated: its message to the supervisor is bounded."""
+
 Emit = Callable[[bytes, EngineEvent | ApplianceError], None]
 
 
@@ -138,6 +141,9 @@ class Scheduler:
     def submit(self, job: GenerationJob) -> None:
         """Prepare the job and queue it; emits PromptReady, or the error that refuses it."""
         try:
+            if not job.evaluate:
+                self._tokenize(job)
+                return
             sequence = self._prepare(job)
         except ApplianceError as error:
             self._emit(job.job_id, error)
@@ -155,6 +161,17 @@ class Scheduler:
                 sequence.close()
                 self._waiting.remove(sequence)
                 return
+
+    def _tokenize(self, job: GenerationJob) -> None:
+        prompt, facts = self._prompts.build(job.prompt, job.template_date), self._limits.facts
+        count = len(prompt.tokens)
+        if count > LIMIT_TOKENIZED:
+            message = f"the prompt has {count} tokens; {LIMIT_TOKENIZED} are told at most"
+            raise BadRequest("prompt_too_large", message, param=job.prompt_field)
+        packed = struct.pack(f"<{count}I", *prompt.tokens)
+        kept = {"context-length": facts.get("context-length"), "evaluated": False}
+        self._emit(job.job_id, PromptReady(prompt_text=prompt.text, token_ids=packed, max_tokens=0, execution=kept))
+        self._emit(job.job_id, Finished(reason="length"))
 
     def _prepare(self, job: GenerationJob) -> Sequence:
         prompt = self._prompts.build(job.prompt, job.template_date)

@@ -110,7 +110,8 @@ class GenerationJob:
     """One answer to make.
 
     `job_id` is 16 bytes, unique among live jobs. `template_date` is the UTC date (YYYY-MM-DD) a chat template's clock
-    shows. Evaluated prompts are reused among jobs of the same `cache_scope` only; the empty one reuses nothing.
+    shows. Evaluated prompts are reused among jobs of the same `cache_scope` only; the empty one reuses nothing. Without
+    `evaluate` the prompt is made into tokens, of any number, and that is all: nothing is computed and no text made.
     """
 
     job_id: bytes
@@ -118,6 +119,7 @@ class GenerationJob:
     sampling: SamplingParams
     template_date: str
     cache_scope: bytes = b""
+    evaluate: bool = True
 
     @property
     def prompt_field(self) -> str:
