@@ -17,6 +17,7 @@ from appliance.engine.tools import ToolText
 from appliance.engine.types import ChatFormat, ChatMessage, PromptInput, ToolChat
 from appliance.errors import BadRequest
 from appliance.exchange import Call, Choice, Fit
+from client_sdk.wire import cbor
 from client_sdk.wire import tools as wire
 
 _INTRODUCTION = (
@@ -94,11 +95,12 @@ def _check_arguments(prompt: ToolChat) -> None:
         for place, call in enumerate(message.calls):
             try:
                 value = json.loads(call.arguments)
+                cbor.encode(value)  # bounds how deep it goes: the template's process walks it
             except (ValueError, RecursionError):
                 value = None
             if not isinstance(value, dict):
                 path = f"messages[{index}].tool_calls[{place}].function.arguments"
-                raise BadRequest("invalid_field", f"The field {path!r} is no JSON object.", param=path)
+                raise BadRequest("invalid_field", f"The field {path!r} is no JSON object of bounded depth.", param=path)
 
 
 def _in_words(prompt: ToolChat) -> tuple[ChatMessage, ...]:

@@ -204,13 +204,10 @@ async def test_a_form_of_calls_that_cannot_be_told_refuses_tools() -> None:
 CALLED = {"name": "f", "arguments": "{}"}
 
 
-async def test_arguments_of_earlier_calls_are_objects_where_the_template_wants_them() -> None:
-    bad = [
-        {
-            "role": "assistant",
-            "tool_calls": [{"id": "1", "type": "function", "function": {**CALLED, "arguments": "[]"}}],
-        }
-    ]
+@pytest.mark.parametrize("arguments", ["[]", "", "{", "1", "{" * 900, '{"a":' * 400 + "1" + "}" * 400, '{"a": NaN}'])
+async def test_arguments_of_earlier_calls_are_objects_where_the_template_wants_them(arguments: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    bad = [{"role": "assistant", "tool_calls": [call]}]
     path = "messages[0].tool_calls[0].function.arguments"
     assert (await rig("x", takes_tools=True, calls=LIST).ask(chat(messages=bad))).error == (400, "invalid_field", path)
     assert (await rig("x", takes_tools=True, calls=LIST, arguments_as_text=True).ask(chat(messages=bad))).status == 200
