@@ -122,6 +122,18 @@ def test_reasoning_comes_apart_and_is_counted(client: openai.OpenAI) -> None:
     assert reply.choices[0].finish_reason == "length"
 
 
+def test_b107_usage_comes_once_and_last_where_it_was_asked_for(client: openai.OpenAI) -> None:
+    fields: Any = {**BASE, "max_tokens": 3, "stream": True}
+    for options in (None, {"include_usage": False}, {"include_usage": True}):
+        chunks: list[Any] = list(client.chat.completions.create(**fields, stream_options=options))
+        wanted = bool(options and options["include_usage"])
+        assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [wanted]
+        assert bool(chunks[-1].choices) is not wanted
+        if wanted:
+            assert chunks[-1].usage.completion_tokens == 3
+            assert chunks[-1].usage.total_tokens == chunks[-1].usage.prompt_tokens + 3
+
+
 @pytest.mark.parametrize("choice", ["required", "auto", {"type": "function", "function": {"name": "get_weather"}}])
 def test_calls_come_in_the_templates_form_behind_the_reasoning(client: openai.OpenAI, choice: Any) -> None:
     fields: dict[str, Any] = {**BASE, "tools": TOOLS, "tool_choice": choice, "seed": 5, "logprobs": True}

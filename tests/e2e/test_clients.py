@@ -123,7 +123,7 @@ def test_parallel_answers_equal_their_solo_answers(server: Served, policy: Polic
     assert len(set(solo)) > 8
 
 
-async def test_two_hundred_short_streams_all_end(server: Served, policy: Policy) -> None:
+async def test_b104_two_hundred_short_streams_all_end(server: Served, policy: Policy) -> None:
     """A stream that does not end with its receipt and [DONE] raises; none may."""
     async with AsyncAppliance(server.url, policy=policy) as appliance:
         client, places = appliance.openai(), asyncio.Semaphore(8)
