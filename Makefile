@@ -77,6 +77,33 @@ vsock-test: $(VENV)/.installed-test ## attest, ask and stream over real AF_VSOCK
 	@$(PY) -m appliance models pull smollm2-135m-instruct
 	@scripts/vsock/run_guest.sh
 
+.PHONY: image
+image: image-venv ## the appliance's image from locked inputs (as root; in build/image)
+	@scripts/image/needs.sh build
+	@$(PY) -m appliance models pull $(MODEL)
+	@$(PY) -m image.build build --model $(MODEL)
+
+.PHONY: image-check
+image-check: image-venv ## build the image twice, in two folders, and compare every byte
+	@scripts/image/needs.sh build
+	@$(PY) -m appliance models pull $(MODEL)
+	@$(PY) -m image.build check --model $(MODEL) --compile-again
+
+.PHONY: image-test
+image-test: ## boot the image under QEMU with a software TPM, ask it through the client, then tamper
+	@scripts/image/needs.sh test
+	@$(MAKE) --no-print-directory image-venv
+	@test -f build/image/SHA256SUMS || $(MAKE) --no-print-directory image
+	@$(PY) -m image.boottest --model $(MODEL)
+
+.PHONY: image-relock
+image-relock: image-venv ## renew image/lock.toml: newer packages, and so another measurement
+	@scripts/image/needs.sh build
+	@$(PY) -m image.build relock
+
+.PHONY: image-venv
+image-venv: $(VENV)/.installed-test
+
 .PHONY: ovmf
 ovmf: $(VENV)/.installed-test ## firmware for SEV-SNP and TDX from Debian's edk2 source (as root; in build/image-firmware)
 	@$(PY) -m image.ovmf build

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from client_sdk import Appliance, Policy, Rejection, SdkError, VerificationError
+from image import service
 from image.boottest import cases, material
 from image.boottest.errors import BootTestError
 from image.boottest.machine import Machine, Shape, boot
@@ -154,7 +155,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--image", type=Path, default=_PROJECT / "build/image")
     parser.add_argument("--tools", type=Path, default=_PROJECT / "build/image-tools")
     parser.add_argument("--work", type=Path, default=_PROJECT / "build/image-test")
-    parser.add_argument("--store", type=Path, required=True, help="model store that the image was built from")
+    parser.add_argument(
+        "--store", type=Path, default=service.default_store(_ENVIRON), help="model store that the image was built from"
+    )
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--case", action="append", choices=list(cases.CASES), help="only this one; default: all")
     parser.add_argument("--only-honest", action="store_true", help="boot the image as it is, and try no case")

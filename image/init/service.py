@@ -100,6 +100,7 @@ def supervise(process: subprocess.Popen[bytes], buttons: Sequence[Path], watch: 
             reap_others(process.pid)
         _drain(process.stderr.fileno(), output)
         os.close(ended)
+    process.stderr.close()
     if reason:
         return reason
     how = f"status {process.returncode}" if process.returncode >= 0 else f"signal {-process.returncode}"
