@@ -7,8 +7,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial, reduce, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,20 +36,47 @@ _INSECURE_BANNER = (
     "unless their own policy admits it."
 )
 
-config_option = click.option(
-    "--config", "config_path", type=click.Path(path_type=Path, dir_okay=False), help="TOML configuration file."
+LoadConfig = Callable[[], Config]
+"""Reads the configuration that the options of a command name. Raises what `appliance.config.load` raises."""
+
+_OPTIONS = (
+    click.option(
+        "--config", "config_path", type=click.Path(path_type=Path, dir_okay=False), help="TOML configuration file."
+    ),
+    click.option("--model", "model_names", multiple=True, help="Model to serve, by its name in the store."),
+    click.option(
+        "--listen",
+        multiple=True,
+        help="HOST:PORT, vsock:PORT, vsock:CID:PORT, unix:/PATH or systemd[:NAME]; may be given several times.",
+    ),
+    click.option(
+        "--unsafe-plain-http-listen",
+        "plain",
+        multiple=True,
+        help="Like --listen, without TLS: no channel is bound, and no policy admits it.",
+    ),
 )
-listen_option = click.option(
-    "--listen",
-    multiple=True,
-    help="HOST:PORT, vsock:PORT, vsock:CID:PORT, unix:/PATH or systemd[:NAME]; may be given several times.",
-)
-plain_option = click.option(
-    "--unsafe-plain-http-listen",
-    multiple=True,
-    help="Like --listen, without TLS: no channel is bound, and no policy admits it.",
-)
-model_option = click.option("--model", "model_names", multiple=True, help="Model to serve, by its name in the store.")
+
+
+def takes_configuration(attester_help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options that name a configuration, for every command alike: they decide its digest together."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(
+            config_path: Path | None,
+            model_names: tuple[str, ...],
+            attester: str | None,
+            listen: tuple[str, ...],
+            plain: tuple[str, ...],
+            **others: object,
+        ) -> None:
+            command(partial(_load, config_path, model_names, attester, listen=listen, plain=plain), **others)
+
+        options = (*_OPTIONS, click.option("--attester", help=attester_help))
+        return reduce(lambda made, option: option(made), reversed(options), run)
+
+    return decorate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -64,49 +92,27 @@ cli.add_command(bench)
 
 
 @cli.command()
-@config_option
-@model_option
-@listen_option
-@plain_option
-@click.option("--attester", help='"auto" (never falls back to insecure), "insecure", or a hardware family.')
-def serve(
-    config_path: Path | None,
-    model_names: tuple[str, ...],
-    listen: tuple[str, ...],
-    unsafe_plain_http_listen: tuple[str, ...],
-    attester: str | None,
-) -> None:
+@takes_configuration('"auto" (never falls back to insecure), "insecure", or a hardware family.')
+def serve(load: LoadConfig) -> None:
     """Serve models over RA-TLS."""
     with _reported():
-        config = _load(config_path, model_names, attester, listen=listen, plain=unsafe_plain_http_listen)
-        asyncio.run(_serve(config))
+        asyncio.run(_serve(load()))
 
 
 @cli.command("reference-values")
-@config_option
-@model_option
-@listen_option
-@plain_option
-@click.option("--attester", help="As for serve: the configuration digest covers it.")
+@takes_configuration("As for serve: the configuration digest covers it.")
 @click.option(
     "--on-this-machine",
     is_flag=True,
     help="Also print what only this machine can tell: device digest, TPM key, registers.",
 )
-def reference_values(
-    config_path: Path | None,
-    model_names: tuple[str, ...],
-    listen: tuple[str, ...],
-    unsafe_plain_http_listen: tuple[str, ...],
-    attester: str | None,
-    on_this_machine: bool,
-) -> None:
+def reference_values(load: LoadConfig, on_this_machine: bool) -> None:
     """Print the digests a caller pins, computed offline from configuration and model files, as TOML."""
     from appliance.facts import device_facts, offline_identity
     from appliance.models.progress import fractions, terminal_progress
 
     with _reported(), terminal_progress() as progress:
-        config = _load(config_path, model_names, attester, listen=listen, plain=unsafe_plain_http_listen)
+        config = load()
         if not config.models:
             raise BootError("no model is configured: name one with --model or [[models]]")
         store = _store(config)
@@ -124,21 +130,11 @@ def reference_values(
 
 
 @cli.command("config")
-@config_option
-@model_option
-@listen_option
-@plain_option
-@click.option("--attester", help="As for serve.")
-def show_config(
-    config_path: Path | None,
-    model_names: tuple[str, ...],
-    listen: tuple[str, ...],
-    unsafe_plain_http_listen: tuple[str, ...],
-    attester: str | None,
-) -> None:
+@takes_configuration("As for serve.")
+def show_config(load: LoadConfig) -> None:
     """Print the effective configuration as TOML, and the digest that receipts carry."""
     with _reported():
-        config = _load(config_path, model_names, attester, listen=listen, plain=unsafe_plain_http_listen)
+        config = load()
         click.echo(config.to_toml())
         click.echo(f"# configuration digest: {config.digest().hex()}")
 

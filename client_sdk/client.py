@@ -10,6 +10,7 @@ An address is https://host:port, vsock://CID:port, vsock+unix:///path:port or un
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
@@ -68,7 +69,7 @@ class _AsyncShared(httpx.AsyncBaseTransport):
         return await self._transport.handle_async_request(request)
 
 
-class _Common:
+class _Common(ABC):
     """What both clients share: addresses, credentials, the judge, the receipts of the last answers."""
 
     def __init__(
@@ -76,10 +77,11 @@ class _Common:
         url: str,
         *,
         policy: Policy | Path | str,
-        api_key: str | None,
-        save: Save,
-        endorsements: Path | str | None,
-        surroundings: Surroundings | None,
+        api_key: str | None = None,
+        save: Save = None,
+        timeout_s: float = TIMEOUT_S,
+        endorsements: Path | str | None = None,
+        surroundings: Surroundings | None = None,
     ) -> None:
         address = parse_appliance_address(url)
         check_api_key(api_key)
@@ -97,6 +99,12 @@ class _Common:
             on_verified=self._remember,
             keep_streams=self._save is not None,
         )
+        self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        self._open()
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Make the transport and the HTTP client. Nothing connects yet."""
 
     def receipt_for(self, response_id: str) -> VerifiedReceipt:
         """The receipt of one of the last 256 verified answers, by the `id` of its body. Raises KeyError."""
@@ -124,6 +132,13 @@ class _Common:
     def _headers(self) -> dict[str, str]:
         return {} if self._api_key is None else {"authorization": f"Bearer {self._api_key}"}
 
+    def _stream_request(
+        self, http: httpx.Client | httpx.AsyncClient, body: dict[str, Any], reader: StreamReader
+    ) -> httpx.Request:
+        request = http.build_request("POST", CHAT_ROUTE, json=body, extensions=reader.extensions())
+        request.extensions["timeout"] = self._timeout.as_dict()
+        return request
+
     def _openai_options(self, http_client: object, options: dict[str, Any]) -> dict[str, Any]:
         for name in _WAYS_AROUND & options.keys():
             raise ValueError(f"{name}: the openai client would then talk to somebody without verification")
@@ -145,24 +160,13 @@ class Appliance(_Common):
     bytes. `endorsements` is a directory of what vouches for evidence that an appliance does not staple
     (docs/endorsements.md); it is read once. Every method raises VerificationError for a NO, UndecidedError for "no
     verdict", TransportError for network trouble, ApplianceError for errors that the appliance answered with, SaveError
-    for an answer it could not save.
+    for an answer it could not save, RequestError for a request that cannot be sent (before anything is).
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        policy: Policy | Path | str,
-        api_key: str | None = None,
-        save: Save = None,
-        timeout_s: float = TIMEOUT_S,
-        endorsements: Path | str | None = None,
-        surroundings: Surroundings | None = None,
-    ) -> None:
-        super().__init__(
-            url, policy=policy, api_key=api_key, save=save, endorsements=endorsements, surroundings=surroundings
-        )
-        self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+    http: httpx.Client
+    _transport: VerifyingTransport
+
+    def _open(self) -> None:
         self._transport = VerifyingTransport(self._judge, connector=self._connector)
         self.http = self._client()
 
@@ -195,9 +199,7 @@ class Appliance(_Common):
         body = chat_body(prompt, model=model, stream=False, params=params)
         with sdk_errors():
             response = self.http.post(CHAT_ROUTE, json=body)
-        if response.status_code != 200:
-            raise refusal(response.status_code, response.content, verified=response.extensions["verified"])
-        return read_answer(response.content, response.extensions["verified_receipt"])
+        return read_answer(*_answered(response))
 
     @overload
     def stream(
@@ -218,8 +220,7 @@ class Appliance(_Common):
         """
         body = chat_body(prompt, model=model, stream=True, params=params)
         reader = StreamReader(pending=pending)
-        request = self.http.build_request("POST", CHAT_ROUTE, json=body, extensions=reader.extensions())
-        request.extensions["timeout"] = self._timeout.as_dict()
+        request = self._stream_request(self.http, body, reader)
         if pending:
             return AnswerStream[Pending | Verified](self.http, request, reader, marked=True)
         return AnswerStream[str](self.http, request, reader, marked=False)
@@ -229,9 +230,7 @@ class Appliance(_Common):
         body = embedding_body(inputs, model=model, params=params)
         with sdk_errors():
             response = self.http.post(ROUTE_EMBEDDINGS, json=body)
-        if response.status_code != 200:
-            raise refusal(response.status_code, response.content, verified=response.extensions["verified"])
-        return read_verified(response.content, response.extensions["verified_receipt"])
+        return read_verified(*_answered(response))
 
     def openai(self, **options: Any) -> openai.OpenAI:
         """The stock openai client through this transport (extra `openai`). No retries unless `max_retries` is given.
@@ -256,21 +255,10 @@ class Appliance(_Common):
 class AsyncAppliance(_Common):
     """See Appliance; on asyncio."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        policy: Policy | Path | str,
-        api_key: str | None = None,
-        save: Save = None,
-        timeout_s: float = TIMEOUT_S,
-        endorsements: Path | str | None = None,
-        surroundings: Surroundings | None = None,
-    ) -> None:
-        super().__init__(
-            url, policy=policy, api_key=api_key, save=save, endorsements=endorsements, surroundings=surroundings
-        )
-        self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+    http: httpx.AsyncClient
+    _transport: AsyncVerifyingTransport
+
+    def _open(self) -> None:
         self._transport = AsyncVerifyingTransport(self._judge, connector=self._connector)
         self.http = self._client()
 
@@ -303,9 +291,7 @@ class AsyncAppliance(_Common):
         body = chat_body(prompt, model=model, stream=False, params=params)
         with sdk_errors():
             response = await self.http.post(CHAT_ROUTE, json=body)
-        if response.status_code != 200:
-            raise refusal(response.status_code, response.content, verified=response.extensions["verified"])
-        return read_answer(response.content, response.extensions["verified_receipt"])
+        return read_answer(*_answered(response))
 
     @overload
     def stream(
@@ -323,8 +309,7 @@ class AsyncAppliance(_Common):
         """See Appliance.stream."""
         body = chat_body(prompt, model=model, stream=True, params=params)
         reader = StreamReader(pending=pending)
-        request = self.http.build_request("POST", CHAT_ROUTE, json=body, extensions=reader.extensions())
-        request.extensions["timeout"] = self._timeout.as_dict()
+        request = self._stream_request(self.http, body, reader)
         if pending:
             return AsyncAnswerStream[Pending | Verified](self.http, request, reader, marked=True)
         return AsyncAnswerStream[str](self.http, request, reader, marked=False)
@@ -334,9 +319,7 @@ class AsyncAppliance(_Common):
         body = embedding_body(inputs, model=model, params=params)
         with sdk_errors():
             response = await self.http.post(ROUTE_EMBEDDINGS, json=body)
-        if response.status_code != 200:
-            raise refusal(response.status_code, response.content, verified=response.extensions["verified"])
-        return read_verified(response.content, response.extensions["verified_receipt"])
+        return read_verified(*_answered(response))
 
     def openai(self, **options: Any) -> openai.AsyncOpenAI:
         """See Appliance.openai; the asynchronous client."""
@@ -353,6 +336,13 @@ class AsyncAppliance(_Common):
             follow_redirects=False,
             trust_env=False,
         )
+
+
+def _answered(response: httpx.Response) -> tuple[bytes, VerifiedReceipt]:
+    """(body, receipt) of a verified answer. Raises ApplianceError for any other status than 200."""
+    if response.status_code != 200:
+        raise refusal(response.status_code, response.content, verified=response.extensions["verified"])
+    return response.content, response.extensions["verified_receipt"]
 
 
 def check_api_key(api_key: str | None) -> None:
