@@ -134,6 +134,7 @@ class ModelConfig:
     context_length: int = _setting(0, low=0, high=1 << 24)
     chat_template_file: str = _setting("", digest=False)
     pooling: str = _setting("auto", words=("auto", "none", "mean", "cls", "last"))
+    tool_format: str = _setting("auto", words=("auto", "hermes"))
     reasoning: str = _setting("auto", words=("auto", "none"))
     reasoning_tags: tuple[str, ...] = _setting(())
     draft_model: str = _setting("", digest=False)

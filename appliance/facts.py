@@ -101,6 +101,7 @@ def engine_settings(
         chat_template=template,
         pooling=model.pooling,
         reasoning=reasoning_of(model),
+        template_tools=model.tool_format == "auto",
         restart=RestartPolicy(stall_s=config.engine.stall_s),
     )
 

@@ -82,7 +82,7 @@ def _fitted(prompt: ToolChat, chat: ChatFormat) -> PromptInput:
     if chat.calls is None:
         raise BadRequest(
             "tools_not_supported",
-            "This model's chat template takes tools, but the form of its calls cannot be told.",
+            "This model's chat template takes tools, but the form of its calls cannot be told (models[].tool_format).",
             param="tools" if json.loads(prompt.tools) else "messages",
         )
     if not chat.arguments_as_text:

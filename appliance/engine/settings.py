@@ -53,7 +53,8 @@ class EngineSettings:
     `model_paths` are concatenated in order; the result must have `size_bytes` bytes and SHA-256 `sha256`.
     `context_length` None takes the length the model was trained with. `chat_template` replaces the one in the GGUF.
     `draft` is a second model that guesses ahead, for the speculation "draft-model" and for no other.
-    `reasoning` is the tags around it, or whether they are looked for in the template.
+    `reasoning` is the tags around it, or whether they are looked for in the template. Without `template_tools` tools
+    are told about in words, as for a template that does not take any.
     `n_batch` is the most rows of one step, `slots` the most answers in progress, `kv_tokens` the cells they share.
     `pooling`: how vectors are made, see `pooling.resolve_pooling`.
     """
@@ -73,6 +74,7 @@ class EngineSettings:
     deterministic: bool = False
     chat_template: str | None = None
     reasoning: tuple[str, str] | Literal["auto", "none"] = "auto"
+    template_tools: bool = True
     restart: RestartPolicy = RestartPolicy()
     pooling: str = "auto"
 

@@ -369,6 +369,7 @@ class SupervisedEngine:
             "template": self._facts.chat_template,
             "reasoning": list(settings.reasoning) if isinstance(settings.reasoning, tuple) else [],
             "detect_reasoning": settings.reasoning == "auto",
+            "template_tools": settings.template_tools,
             "facts": facts,
         }
 

@@ -41,9 +41,10 @@ _TAG_BEHIND = re.compile(rf"\s*({_TAG})\s*\Z")
 _CLOSING = re.compile(r"</([^<>/\s]{1,62})>")
 
 
-def probe(template: ChatTemplate, *, reasoning: tuple[str, str] | None, detect: bool) -> ChatFormat:
+def probe(template: ChatTemplate, *, reasoning: tuple[str, str] | None, detect: bool, tools: bool = True) -> ChatFormat:
     """The format of a template. `reasoning`: configured tags (start, end); else they are looked for if `detect`.
 
+    Without `tools` it is taken for one that takes none.
     Raises TemplateTooSlow where the caller's timer interrupts it, between two pieces of template code TemplateTimeout.
     """
     asker = _Asker(template)
@@ -55,7 +56,7 @@ def probe(template: ChatTemplate, *, reasoning: tuple[str, str] | None, detect: 
         tags = Tags(start=reasoning[0], end=reasoning[1])
     elif detect:
         tags = _shown_reasoning(asker, prompt) or _cut_reasoning(template, prompt)
-    takes_tools = "tools" in template.variables
+    takes_tools = tools and "tools" in template.variables
     calls, as_text = _calls(asker, tags) if takes_tools else (None, False)
     return ChatFormat(
         takes_tools=takes_tools,

@@ -366,7 +366,12 @@ def _probe(template: ChatTemplate, first: Mapping[str, object]) -> ChatFormat:
     configured = (str(tags[0]), str(tags[1])) if len(tags) == 2 else None
     try:
         with _alarm(PROBE_LIMIT_S):
-            return probe(template, reasoning=configured, detect=take(first, "detect_reasoning", bool))
+            return probe(
+                template,
+                reasoning=configured,
+                detect=take(first, "detect_reasoning", bool),
+                tools=take(first, "template_tools", bool),
+            )
     except (TemplateTimeout, TemplateTooSlow):
         return ChatFormat()
 

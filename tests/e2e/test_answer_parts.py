@@ -78,7 +78,8 @@ def client(request: pytest.FixtureRequest, appliance: Appliance, plain_port: int
         yield appliance.openai()
         return
     with httpx.Client(trust_env=False) as http:
-        yield openai.OpenAI(base_url=f"http://127.0.0.1:{plain_port}/v1", api_key="none", http_client=http)
+        options: Any = {"http_client": http}
+        yield openai.OpenAI(base_url=f"http://127.0.0.1:{plain_port}/v1", api_key="none", **options)
 
 
 class Joined:
@@ -124,7 +125,8 @@ def test_reasoning_comes_apart_and_is_counted(client: openai.OpenAI) -> None:
 
 def test_b107_usage_comes_once_and_last_where_it_was_asked_for(client: openai.OpenAI) -> None:
     fields: Any = {**BASE, "max_tokens": 3, "stream": True}
-    for options in (None, {"include_usage": False}, {"include_usage": True}):
+    choices: list[Any] = [None, {"include_usage": False}, {"include_usage": True}]
+    for options in choices:
         chunks: list[Any] = list(client.chat.completions.create(**fields, stream_options=options))
         wanted = bool(options and options["include_usage"])
         assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [wanted]

@@ -101,6 +101,11 @@ def test_formats(source: str, expected: ChatFormat) -> None:
     assert found(source) == expected
 
 
+def test_tools_may_be_kept_from_a_template() -> None:
+    assert found(MARKUP, tools=False) == ChatFormat()
+    assert found(THINKING, tools=False) == ChatFormat(reasoning=THINK)
+
+
 def test_no_template_knows_nothing() -> None:
     template = ChatTemplate(None, bos_text="", eos_text="")
     assert probe(template, reasoning=None, detect=True) == ChatFormat()
