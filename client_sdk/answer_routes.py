@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from client_sdk import answer_tokens
 from client_sdk.answer_content import AnswerContent, DeltaCollector, FrameMeaning, load_request, read_whole
 from client_sdk.answer_responses import ROUTE_RESPONSES, ResponseCollector, read_response
 from client_sdk.wire import responses
@@ -23,6 +24,8 @@ def collector(route: str) -> Collector:
 
 def read_answer(route: str, body: bytes) -> AnswerContent:
     """A successful whole answer. Raises MalformedError MALFORMED_RESPONSE."""
+    if route in answer_tokens.ROUTES:
+        return answer_tokens.read_tokens(route, body)
     return read_response(body) if route == ROUTE_RESPONSES else read_whole(route, body)
 
 
@@ -37,4 +40,8 @@ def stated(route: str, body: bytes, decoding: Mapping[str, object]) -> Mapping[s
 def read_request(route: str, body: bytes) -> dict[str, object] | None:
     """The request as receipts speak of it, None if it is no JSON object with distinct keys."""
     request = load_request(body)
-    return responses.chat_form(request) if route == ROUTE_RESPONSES and request is not None else request
+    if request is not None and route == ROUTE_RESPONSES:
+        return responses.chat_form(request)
+    return (
+        answer_tokens.request_as_prompt(request) if request is not None and route in answer_tokens.ROUTES else request
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from client_sdk import answer_checks, answer_routes, signatures
+from client_sdk import answer_checks, answer_routes, answer_tokens, signatures
 from client_sdk.answer_content import AnswerContent
 from client_sdk.checks import CheckLog
 from client_sdk.embedding_checks import verify_embedding
@@ -224,6 +224,8 @@ def _check_answer(log: CheckLog, claims: ReceiptClaims, exchange: Exchange, salt
         return
     content = exchange.stream.content if exchange.stream is not None else _read_whole(log, exchange)
     answer_checks.output(log, claims, content, request, salt)
+    if exchange.route in answer_tokens.ROUTES:
+        answer_tokens.verify_tokens(log, claims, exchange.route, request, exchange.response_body or b"", salt)
     stated = answer_routes.stated(exchange.route, exchange.request_body, claims.decoding)
     if stated is not None:
         log.require(content.stated == stated, "request as repeated", Rejection.PARAMETER_MISMATCH, _OTHER_REQUEST)
