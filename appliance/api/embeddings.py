@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from appliance.api.schema import Closed, PromptText, PromptTokens, parse
 from appliance.embeddings import VectorCall
@@ -21,16 +21,28 @@ from client_sdk.wire.embedding import NUMBER_BYTES
 _PREFIX = "embd-"
 
 
+def _form(value: object) -> str:
+    """Which form an input has, by its first element, so that a fault is told by its place in that form."""
+    if not isinstance(value, list):
+        return "str"
+    first = value[0] if value else ""
+    return "list[str]" if isinstance(first, str) else "list[list]" if isinstance(first, list) else "list[int]"
+
+
+Inputs = Annotated[
+    Annotated[PromptText, Tag("str")]
+    | Annotated[list[PromptText], Field(min_length=1, max_length=MAX_INPUTS), Tag("list[str]")]
+    | Annotated[PromptTokens, Tag("list[int]")]
+    | Annotated[list[PromptTokens], Field(min_length=1, max_length=MAX_INPUTS), Tag("list[list]")],
+    Discriminator(_form),
+]
+
+
 class EmbeddingRequest(Closed):
     """`user` is bound by the commitment to the request; nothing else reads it."""
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=128)]
-    input: (
-        PromptText
-        | Annotated[list[PromptText], Field(min_length=1, max_length=MAX_INPUTS)]
-        | PromptTokens
-        | Annotated[list[PromptTokens], Field(min_length=1, max_length=MAX_INPUTS)]
-    )
+    input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
     user: Annotated[str, StringConstraints(max_length=512)] | None = None
