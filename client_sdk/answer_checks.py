@@ -305,10 +305,16 @@ def required_claims(log: CheckLog, claims: ReceiptClaims, required: frozenset[st
         "checkpoint": claims.stream is not None and claims.stream.checkpoint is not None,
         "gpu": claims.device.gpu is not None,
     }
-    execution = claims.execution or {}
     for name in sorted(required):
-        there = present[name] if name in present else execution.get(name.removeprefix("execution.")) is not None
+        there = present[name] if name in present else _stated(claims, name.removeprefix("execution."))
         log.require(there, f"claim {name}", Rejection.REQUIRED_CLAIM_MISSING, f"the receipt lacks the claim {name}")
+
+
+def _stated(claims: ReceiptClaims, fact: str) -> bool:
+    """Whether an execution fact is there: once, or once for each choice where these disagree on it."""
+    execution, choices = claims.execution or {}, len(claims.output or ())
+    each = [execution.get(f"{fact}/{index}") for index in range(choices)]
+    return execution.get(fact) is not None or (bool(each) and None not in each)
 
 
 def issued_at(log: CheckLog, iat: int, window: tuple[float, float], *, skew_s: int) -> None:

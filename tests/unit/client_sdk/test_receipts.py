@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from client_sdk import answer_checks
+from client_sdk.checks import CheckLog
 from client_sdk.errors import PolicyError, Rejection, VerificationError
 from client_sdk.receipts import verify_receipt
 from client_sdk.wire import cbor, cose, digests, names
@@ -27,6 +29,7 @@ from tests.simulators.insecure_appliance import (
     completion_request,
     seeded,
 )
+from tests.vectors import honest
 
 ASKED: dict[str, Any] = {
     "temperature": 0,
@@ -308,6 +311,30 @@ def test_pinned_devices_and_required_claims_pass_when_present() -> None:
     client = attested(devices=frozenset({"cpu"}), required_claims=frozenset({"model", "execution.batching"}))
     passed = {check.name for check in client.verify(client.answer()).checks if check.status == "passed"}
     assert {"device kind", "claim model", "claim execution.batching"} <= passed
+
+
+@pytest.mark.parametrize(
+    ("execution", "enough"),
+    [
+        ({"exact": False}, True),
+        ({"exact/0": True, "exact/1": False}, True),
+        ({"exact/0": True}, False),
+        ({"exact/0": True, "exact/1": None}, False),
+        ({"exact/0": True, "exact/2": True}, False),
+        ({"exact": None}, False),
+        ({}, False),
+    ],
+)
+def test_a_fact_the_policy_requires_may_differ_between_choices(execution: dict[str, object], enough: bool) -> None:
+    claims = honest.whole_answer()
+    assert claims.output is not None
+    claims = replace(claims, output=claims.output[:1] * 2, execution=execution)
+    if enough:
+        answer_checks.required_claims(CheckLog(), claims, frozenset({"execution.exact"}))
+        return
+    with pytest.raises(VerificationError) as caught:
+        answer_checks.required_claims(CheckLog(), claims, frozenset({"execution.exact"}))
+    assert caught.value.code == R.REQUIRED_CLAIM_MISSING
 
 
 @pytest.mark.parametrize(
