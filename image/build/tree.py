@@ -11,7 +11,7 @@ import shutil
 import stat
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 from zipfile import ZipFile
@@ -29,6 +29,15 @@ SERVICE_UID: Final = service.UID
 _LIBRARIES: Final = "usr/lib/x86_64-linux-gnu"
 _MERGED: Final = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
 _FOLDERS: Final = ("dev", "proc", "run", "sys", "tmp", "srv/models", "etc/appliance", "var/lib")
+_RUN: Final = (
+    "appliance.main",
+    "appliance.boot",
+    "appliance.serve",
+    "appliance.engine.worker",
+    "appliance.attestation.attester",
+    "image.init.__main__",
+    "tpm2_pytss",
+)
 _PROJECT: Final = ("appliance", "client_sdk", "image/init")
 # Neither used nor needed as evidence of a licence.
 _LEFT_OUT: Final = (
@@ -58,9 +67,30 @@ _LEFT_OUT: Final = (
     "usr/lib/x86_64-linux-gnu/gconv",
     "var",
 )
-# Modules of the standard library for terminals, old databases (their libraries would come along) and tests.
-_NO_MODULES: Final = ("_curses*", "_dbm", "_gdbm", "readline", "_tkinter", "_ctypes_test", "_test*", "xx*", "_xx*")
+# Of the standard library: terminals, old databases (their libraries would come along), tests, far eastern codecs.
+_NO_MODULES: Final = (
+    "_curses*",
+    "_dbm",
+    "_gdbm",
+    "readline",
+    "_tkinter",
+    "_ctypes_test",
+    "_test*",
+    "xx*",
+    "_xx*",
+    "_codecs_*",
+)
+# Of Python packages: what only clients, builds, tests and terminals need. `_import_all` tells when it is too much.
 _LEFT_OUT_OF_SITE: Final = (
+    "dcap_qvl",
+    "markdown_it",
+    "mdurl",
+    "pygments",
+    "numpy/fft",
+    "numpy/ma",
+    "numpy/polynomial",
+    "numpy/random",
+    "numpy/testing",
     "llama_cpp/server",
     "llama_cpp/include",
     "bin",
@@ -71,8 +101,6 @@ _LEFT_OUT_OF_SITE: Final = (
     "numpy/_core/include",
     "numpy/_core/lib",
     "numpy/typing/tests",
-    "numpy/random/_examples",
-    "numpy/random/lib",
 )
 
 
@@ -110,6 +138,8 @@ def make(parts: Parts, tree: Path, chroot: Chroot) -> None:
         shutil.rmtree(site / path, ignore_errors=True)
     for tests in sorted(site.rglob("tests")):
         shutil.rmtree(tests, ignore_errors=True)
+    for stub in sorted(site.rglob("*.pyi")):
+        stub.unlink()
     _copy_project(parts.project, site)
     for folder in _FOLDERS:
         (tree / folder).mkdir(parents=True, exist_ok=True)
@@ -118,6 +148,13 @@ def make(parts: Parts, tree: Path, chroot: Chroot) -> None:
         (tree / name).write_bytes(content)
     _finish(tree, chroot)
     check(tree, chroot)
+    _import_all(tree, chroot)
+
+
+def _import_all(tree: Path, chroot: Chroot) -> None:
+    """Start the image's own Python in the tree and import what runs. Raises BuildError naming what is missing."""
+    code = f"import importlib\nfor name in {_RUN!r}: importlib.import_module(name)"
+    replace(chroot, root=tree, binds={}).run([str(INTERPRETER), "-I", "-B", "-c", code])
 
 
 def _trim(tree: Path) -> None:
