@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import replace
@@ -153,6 +154,46 @@ def chat(url: str, prompt: str, policy_path: Path, as_json: bool, **options: Any
                     raise
                 failure, text = error, ""
         return _answered(kept[-1], appliance.policy.digest, text, failure=failure, save=options["save"])
+
+    return finish(work, as_json=as_json, tables_to_stderr=True)
+
+
+@cli.command()
+@click.argument("url")
+@click.argument("texts", nargs=-1, required=True)
+@_policy_option
+@click.option("--model", required=True, help="Name of the model, as pinned in the policy.")
+@click.option("--dimensions", type=click.IntRange(min=1), help="Only so many of the model's dimensions.")
+@click.option("--save", type=_PATH, help="Save the verified answer to this new directory.")
+@click.option("--api-key-env", metavar="NAME", help="Environment variable that holds the API key.")
+@_endorsements_option
+@_json_option
+def embed(url: str, texts: tuple[str, ...], policy_path: Path, as_json: bool, **options: Any) -> int:
+    """Get the vectors of TEXTS (- reads one from stdin): one JSON array a line on stdout, everything else to stderr."""
+    _check_url(url)
+    inputs = [_read_prompt() if text == "-" else text for text in texts]
+    api_key, given = _api_key(options["api_key_env"]), options["endorsements"]
+    params = {} if options["dimensions"] is None else {"dimensions": options["dimensions"]}
+    kept: list[VerifiedAnswer] = []
+
+    def work() -> Outcome:
+        from client_sdk.client import Appliance
+
+        with Appliance(url, policy=policy_path, api_key=api_key, save=kept.append, endorsements=given) as appliance:
+            failure, vectors = None, []
+            try:
+                vectors = [list(vector) for vector in appliance.embed(inputs, model=options["model"], **params).vectors]
+            except ApplianceError as error:
+                if not kept:
+                    raise
+                failure = error
+        answered = _answered(kept[-1], appliance.policy.digest, "", failure=failure, save=options["save"])
+        if failure is not None:
+            return answered
+        if not as_json:
+            console.write_answer("".join(json.dumps(vector) + "\n" for vector in vectors))
+        facts = tuple(fact for fact in answered.facts if fact.name != "answer")
+        return replace(answered, facts=facts, extra=(("vectors", vectors),))
 
     return finish(work, as_json=as_json, tables_to_stderr=True)
 
