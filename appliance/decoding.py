@@ -15,8 +15,10 @@ from client_sdk.wire import cbor, names
 
 SEEDS = 2**32 - 1
 """Seeds are 0..SEEDS-1: llama.cpp takes 2**32 - 1 for "draw one"."""
-FACTS_PER_CHOICE = 32
-_LIMIT_FACTS_BYTES = 32 << 10
+FACTS_PER_CHOICE = 30
+FACTS_PER_ANSWER = 16
+"""Beside those of its choices (`appliance.fitting.facts`)."""
+_LIMIT_FACTS_BYTES = 24 << 10
 
 
 def resolve(call: Call, *, drawn_seed: int, deterministic: bool) -> SamplingParams:

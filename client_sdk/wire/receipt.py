@@ -47,7 +47,7 @@ DECODING_FIELDS: Mapping[str, tuple[type, ...]] = {
 the kind is in force."""
 
 MAX_EXECUTION_FACTS = 256
-"""Of one receipt: a fact that differs between choices is there once for each, so this is 32 for each of 8 choices."""
+"""Of one receipt. A fact that differs between choices is there once for each: 30 of 8 choices, 16 of all together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 from appliance import decoding
 from appliance.api.schema import MAX_CHOICES
 from appliance.errors import EngineFailed
-from client_sdk.wire import cose, names
+from client_sdk.wire import cbor, cose, names, tools
 from client_sdk.wire.receipt import MAX_EXECUTION_FACTS, ReceiptClaims
 from tests import cddl
 from tests.vectors import honest
@@ -29,11 +29,24 @@ def test_what_is_shared_is_there_once_and_what_differs_once_for_each_choice() ->
 
 
 def test_the_most_that_the_most_choices_can_state_fits_a_receipt() -> None:
-    """Every fact of every choice differs, and all of them are as long as they may be together."""
-    assert MAX_CHOICES * decoding.FACTS_PER_CHOICE <= MAX_EXECUTION_FACTS
-    worst = [facts(choice, decoding.FACTS_PER_CHOICE, "x" * 78) for choice in range(MAX_CHOICES)]
-    merged = decoding.execution(worst)
-    assert len(merged) == MAX_CHOICES * decoding.FACTS_PER_CHOICE
+    """Every fact of every choice differs, all of them are as long as they may be together, and so are those of the
+    answer as a whole: how it spells calls and what stands around the reasoning of each choice."""
+    assert MAX_CHOICES * decoding.FACTS_PER_CHOICE + decoding.FACTS_PER_ANSWER <= MAX_EXECUTION_FACTS
+    worst = [facts(choice, decoding.FACTS_PER_CHOICE, "x" * 52) for choice in range(MAX_CHOICES)]
+    stated = decoding.execution(worst)
+    assert len(stated) == MAX_CHOICES * decoding.FACTS_PER_CHOICE
+    assert 23 << 10 < len(cbor.encode(stated)) <= 24 << 10
+    long = "\U0001f600" * tools._MAX_MARK_CHARS
+    syntax = tools.CallSyntax(start=long, before=long, middle=long, after=long, between=long, end=long)
+    whole: dict[str, object] = {
+        tools.FACT_FORMAT: tools.FORMAT_TEMPLATE,
+        tools.FACT_SYNTAX: syntax.encode(),
+        tools.FACT_MARKS: tools.marks_text([(long, long)] * MAX_CHOICES),
+        tools.FACT_REASONING_TOKENS: 1 << 40,
+    }
+    assert tools.syntax_of(whole) == syntax
+    assert tools.marks_of(whole, MAX_CHOICES) == [(long, long)] * MAX_CHOICES
+    merged = {**stated, **whole}
     claims = honest.whole_answer()
     assert claims.output is not None
     full = replace(claims, execution=merged, output=claims.output[:1] * MAX_CHOICES)
@@ -49,7 +62,7 @@ def test_more_than_that_fails_the_answer_instead_of_its_receipt() -> None:
         [facts(0, decoding.FACTS_PER_CHOICE + 1)],
         [{}, facts(1, decoding.FACTS_PER_CHOICE + 1)],
         [facts(0, 1, "x" * 33_000)],
-        [facts(choice, 30, "x" * 150) for choice in range(MAX_CHOICES)],
+        [facts(choice, decoding.FACTS_PER_CHOICE, "x" * 150) for choice in range(MAX_CHOICES)],
     ):
         with pytest.raises(EngineFailed):
             decoding.execution(too_much)
