@@ -11,6 +11,7 @@ ENGINE_STATS: Mapping[str, str] = {
     "cell_sweeps": "Times the cells of running answers were put together",
     "prefill_tokens": "Prompt tokens evaluated by the present worker",
     "answer_tokens": "Tokens made by the present worker",
+    "vectors": "Vectors made by the present worker",
     "target_passes": "Evaluations that made at least one token of a job",
     "drafted_tokens": "Tokens proposed by drafters",
     "accepted_tokens": "Proposed tokens that the model would have made",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.api.embeddings import EmbeddingRequest
 from appliance.api.responses_schema import ResponsesRequest
 from appliance.api.schema import ChatCompletionRequest, CompletionRequest, Message, StreamOptions
 from appliance.api.tokens import DetokenizeRequest, TokenizeRequest
@@ -22,6 +23,7 @@ KINDS = [
     ResponsesRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
 ]
 
 
