@@ -18,11 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from appliance.engine.batch import Segment
-from appliance.engine.llama_cpp.sampler import Sampler
+from appliance.engine.llama_cpp.sampler import Candidates, Sampler
 from appliance.engine.types import SamplingParams
 
 VERSION: str = llama_cpp.__version__
 _CONTROL_ATTRS = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+
+
+# States are tens of megabytes, and each pass over fresh memory costs milliseconds of page faults. With NULL for its
+# content this makes a bytes object that C code fills before anybody else sees it, as its documentation allows.
+_unfilled_bytes: Callable[[None, int], bytes] = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
 
 
 class RuntimeFailure(Exception):
@@ -67,6 +74,7 @@ class LlamaRuntime:
         self._batch = llama_cpp.llama_batch_init(options.n_batch, 0, 1)
         self._views = _views(self._batch, options.n_batch)
         self._positions = np.arange(options.kv_tokens + options.n_batch, dtype=np.int32)
+        self._candidates = Candidates(self.vocabulary_size)
         self._pieces: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
 
@@ -212,17 +220,14 @@ class LlamaRuntime:
     def save(self, sequence: int) -> bytes:
         """What the context holds of a sequence, for `restore`."""
         size = int(llama_cpp.llama_state_seq_get_size(self._context, sequence))
-        state = bytearray(size)
-        buffer = (ctypes.c_uint8 * size).from_buffer(state)
-        if llama_cpp.llama_state_seq_get_data(self._context, buffer, size, sequence) != size:
+        state = _unfilled_bytes(None, size)
+        if llama_cpp.llama_state_seq_get_data(self._context, _address(state), size, sequence) != size:
             raise RuntimeFailure("llama.cpp cannot save a sequence")
-        del buffer
-        return bytes(state)
+        return state
 
     def restore(self, sequence: int, state: bytes) -> bool:
         """Put a saved sequence into an empty one. False: there were not enough cells, and nothing is left of it."""
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        if llama_cpp.llama_state_seq_set_data(self._context, buffer, len(state), sequence) == len(state):
+        if llama_cpp.llama_state_seq_set_data(self._context, _address(state), len(state), sequence) == len(state):
             return True
         self.forget(sequence)
         return False
@@ -239,7 +244,7 @@ class LlamaRuntime:
         self._abort[0] = b"\x00"
 
     def sampler(self, params: SamplingParams) -> Sampler:
-        return Sampler(self._context, params)
+        return Sampler(self._context, params, self._candidates)
 
     @staticmethod
     def libraries() -> tuple[tuple[str, bytes], ...]:
@@ -254,6 +259,11 @@ class LlamaRuntime:
 
 
 _Int32 = npt.NDArray[np.int32]
+
+
+def _address(state: bytes) -> Any:
+    """Where the content of `state` lies, for C."""
+    return ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
 
 
 def _views(batch: Any, size: int) -> tuple[_Int32, _Int32, _Int32, npt.NDArray[np.int8]]:
