@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Receive, Scope, Send
 
+from appliance.api import openapi
 from appliance.api.dialects import ChatDialect, CompletionDialect
 from appliance.api.embeddings import EmbeddingDialect
 from appliance.api.http_exchange import HttpExchange
@@ -124,9 +125,11 @@ def _add_errors(app: FastAPI, service: Service) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         """Unknown routes and methods: OpenAI's error shape, no receipt."""
         if error.status_code == 405:
-            return await appliance_error(
+            answer = await appliance_error(
                 request, MethodNotAllowed("method_not_allowed", "This route does not take that method.")
             )
+            answer.headers.update(error.headers or {})  # Allow, which belongs to every 405 (RFC 9110, 15.5.6)
+            return answer
         return await appliance_error(request, NotFound("route_not_found", "There is no such route here."))
 
     @app.exception_handler(Exception)
@@ -226,6 +229,10 @@ def _add_operations(app: FastAPI, service: Service, gate: Gate) -> None:
         if query:
             found = cose.redacted(found, limit_bytes=names.LIMIT_RECEIPT_BYTES)
         return Response(found, media_type=names.MEDIA_COSE, headers=_NO_STORE)
+
+    @app.get(openapi.PATH)
+    async def description() -> Response:
+        return Response(openapi.document_bytes(), media_type=names.MEDIA_JSON, headers=_NO_STORE)
 
     @app.get("/healthz")
     async def healthz() -> Response:

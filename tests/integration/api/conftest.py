@@ -15,6 +15,7 @@ from typing import Any
 import h11
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from fastapi import FastAPI
 
 from appliance.api.app import build_app, build_metrics_app
 from appliance.attestation.attester import Attester
@@ -170,6 +171,7 @@ def chat(**fields: Any) -> bytes:
 class Running:
     port: int
     metrics_port: int
+    plain_port: int
     engine: FakeEngine
     service: Service
     issuer: Issuer
@@ -178,6 +180,7 @@ class Running:
     loop: asyncio.AbstractEventLoop
     handles: list[ServerHandle]
     thread: threading.Thread
+    app: FastAPI
     clients: list[Client] = field(default_factory=list)
 
     def connect(self, key: str | None = None, *, metrics: bool = False) -> Client:
@@ -263,10 +266,11 @@ def start(settings: Settings) -> Running:
         mode="insecure",
         instance=secrets.instance,
     )
-    sockets = [socket.create_server(("127.0.0.1", 0), backlog=64) for _ in range(2)]
+    sockets = [socket.create_server(("127.0.0.1", 0), backlog=64) for _ in range(3)]
     started = threading.Event()
     handles: list[ServerHandle] = []
     loops: list[asyncio.AbstractEventLoop] = []
+    apps: list[FastAPI] = []
 
     async def run() -> None:
         loops.append(asyncio.get_running_loop())
@@ -292,6 +296,7 @@ def start(settings: Settings) -> Running:
             clock=time.time,
             max_body_bytes=settings.max_body_bytes,
         )
+        apps.append(app)
         rotator = CertificateRotator(secrets.tls, now=time.time, random_bytes=os.urandom)
         limits = ConnectionLimits()
         attested = make_protocol_class(contexts=rotator, limits=limits, clock=time.monotonic)
@@ -299,12 +304,13 @@ def start(settings: Settings) -> Running:
 
         def on_started(handle: ServerHandle) -> None:
             handles.append(handle)
-            if len(handles) == 2:
+            if len(handles) == len(sockets):
                 started.set()
 
         await asyncio.gather(
             serve(app, [sockets[0]], attested, grace_s=3, on_started=on_started),
             serve(build_metrics_app(service), [sockets[1]], plain, grace_s=3, on_started=on_started),
+            serve(app, [sockets[2]], plain, grace_s=3, on_started=on_started),
         )
         responder.close()
 
@@ -312,7 +318,7 @@ def start(settings: Settings) -> Running:
     thread.start()
     assert started.wait(10)
     ports = [sock.getsockname()[1] for sock in sockets]
-    return Running(*ports, engine, service, issuer, secrets.receipt_cose, texts, loops[0], handles, thread)
+    return Running(*ports, engine, service, issuer, secrets.receipt_cose, texts, loops[0], handles, thread, apps[0])
 
 
 StartApi = Callable[..., Running]
