@@ -104,6 +104,7 @@ class Scheduler:
         self._speculate = speculate
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
+        self._unsettled: list[Sequence] = []
         self._pool = CellPool(runtime, capacity=limits.kv_tokens, sequences=limits.sequences)
         self._reserved = 0
         self.counters = Counters()
@@ -222,6 +223,7 @@ class Scheduler:
 
     def step(self) -> None:
         """Evaluate one batch. Raises what the runtime raises; the step can then be repeated as if it never was."""
+        self.settle()
         self._admit()
         self._pool.make_room(self._limits.n_batch, self._running)
         pieces: list[Piece] = []
@@ -242,6 +244,16 @@ class Scheduler:
         if any(id(sequence) not in served for sequence in self._running):
             # Whoever found no room this time comes first the next time; among prompts the order of arrival stays.
             self._running.sort(key=lambda sequence: id(sequence) in served and sequence.pending == 1)
+
+    def settle(self) -> None:
+        """What a step left for when its events are on their way: a copy of each prompt that is done, for reuse.
+
+        Copying a thousand tokens takes as long as evaluating one, and nobody's first token should wait for it.
+        """
+        unsettled, self._unsettled = self._unsettled, []
+        for sequence in unsettled:
+            if any(other is sequence for other in self._running):
+                self._keep(sequence)
 
     def _admit(self) -> None:
         """Let waiting jobs in, first come first served, while there is a slot and cells for all they may come to."""
@@ -309,10 +321,9 @@ class Scheduler:
             counters.prefill_tokens += piece.count
         if not piece.draws:
             return
-        first = sequence.generated == 0
+        if sequence.generated == 0:
+            self._unsettled.append(sequence)
         proposed, before = len(sequence.drafts), sequence.generated
-        if first:
-            self._keep(sequence)
         delta, reason = sequence.commit(self._runtime)
         made = sequence.generated - before
         if proposed and made <= proposed:

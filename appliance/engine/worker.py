@@ -315,6 +315,7 @@ class Worker:
                 pass  # whoever interrupted it has left a message
             self._report_stats(scheduler)
             self._flush()
+            scheduler.settle()
 
     def _handle(self, scheduler: Scheduler, message: Message) -> bool:
         kind = message.get("t")

@@ -227,3 +227,23 @@ def test_the_tokens_of_a_prompt_are_measured_once_each_whatever_fails(failure: s
         assert not any(delta.prompt_logprobs for delta in rest)
         assert bench.tokens(measured) == alone(prompt, replace(GREEDY, max_tokens=4), 64)
     assert not any(event.prompt_logprobs for each in others for event in bench.events[each] if isinstance(event, Delta))
+
+
+def test_a_prompt_is_copied_for_reuse_once_its_first_token_is_on_its_way() -> None:
+    bench = Bench()
+    first = bench.submit(1, "abcdefghijklmnopqrst", scope=b"a", max_tokens=8)
+    while first not in bench.events or not bench.tokens(first):
+        bench.step()
+    assert len(bench.cache) == 0, "nobody's first token waits for a copy"
+    bench.scheduler.settle()
+    assert len(bench.cache) == 1
+    bench.scheduler.settle()
+    assert len(bench.cache) == 1
+    # Who never settles finds it done by the next step; a job that left in between is not copied any more.
+    second = bench.submit(2, "ABCDEFGHIJKLMNOPQRST", scope=b"b", max_tokens=8)
+    while second not in bench.events or not bench.tokens(second):
+        bench.step()
+    bench.scheduler.cancel(second)
+    bench.scheduler.settle()
+    assert len(bench.cache) == 1
+    bench.drain()
