@@ -17,18 +17,15 @@ from typing import Final
 from image import service, tree
 from image.build.errors import BuildError
 from image.eif import newc
-from image.eif.init import KNOWN_OPTIONS, MODULES
+from image.eif.init import MODULES, OWN_OPTIONS
 from image.init.cmdline import FIXED
 from image.measure import cpio, eif
 from image.tree import Entry
 
 FOLDER: Final = Path(__file__).parent
 CONFIGURATION: Final = f"{service.CONFIGURATION_FOLDER}/enclave.toml"
-# What every image has, and then: reboot=k is how an enclave tells its hypervisor that it ends; it has no PCI bus and no
-# keyboard to look for.
-CMDLINE: Final = " ".join(
-    (*FIXED, "reboot=k", "pci=off", "i8042.noaux", "i8042.nomux", "i8042.nopnp", "i8042.dumbkbd", "random.trust_cpu=on")
-)
+# reboot=k is how an enclave tells its hypervisor that it ends; it has no PCI bus and no keyboard to look for.
+CMDLINE: Final = " ".join((*FIXED, *OWN_OPTIONS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +42,6 @@ class Parts:
 
 def assemble(parts: Parts, *, version: str, epoch: int) -> eif.Eif:
     """The enclave image, in memory; `epoch` is its one time. Raises BuildError or MeasureError."""
-    unknown = [word for word in CMDLINE.split() if word.partition("=")[0] not in KNOWN_OPTIONS]
-    if unknown:
-        raise BuildError(f"the enclave's first process would refuse its own command line: {unknown[0]}")
     built = datetime.datetime.fromtimestamp(epoch, datetime.UTC).isoformat()
     ramdisks = (
         boot_entries(parts.modules),

@@ -18,35 +18,17 @@ from types import MappingProxyType
 from typing import Final
 
 from image.init import machine, service
+from image.init.cmdline import FIXED, printable
 from image.init.errors import Stop
 
 CONFIG: Final = "/etc/appliance/enclave.toml"
 MODULES: Final = Path("/enclave/modules")
 MODELS: Final = Path("/srv/models")
 STATE: Final = Path("/run/appliance")
-# Options that mean something in an enclave; any other stops the boot, because nobody would act on it.
-KNOWN_OPTIONS: Final = frozenset(
-    {
-        "console",
-        "i8042.dumbkbd",
-        "i8042.noaux",
-        "i8042.nomux",
-        "i8042.nopnp",
-        "init_on_alloc",
-        "init_on_free",
-        "lockdown",
-        "loglevel",
-        "module.sig_enforce",
-        "oops",
-        "panic",
-        "pci",
-        "random.trust_cpu",
-        "reboot",
-        "slab_nomerge",
-        "virtio_mmio.device",  # added by the hypervisor: where vsock and the NSM are
-        "vsyscall",
-    }
-)
+# Beside what every image has, what an enclave's hypervisor and kernel use, by name. Any other option stops the boot,
+# because nobody would act on it.
+OWN_OPTIONS: Final = ("reboot=k", "pci=off", "i8042.noaux", "i8042.nomux", "i8042.nopnp", "i8042.dumbkbd")
+_ADDED_BY_HYPERVISOR: Final = "virtio_mmio.device="  # where vsock and the NSM are
 # aws-nitro-enclaves-sdk-bootstrap, init/init.c: the parent instance waits for this byte, and sends it back.
 _PARENT_CID, _HEARTBEAT_PORT, _HEARTBEAT = 3, 9000, b"\xb7"
 _HEARTBEAT_S: Final = 10.0
@@ -80,9 +62,10 @@ def mount_all() -> None:
 
 def check_command_line(text: str) -> None:
     """Raises Stop naming an option unknown here: a misspelt one would be an option that is not in force."""
-    unknown = [word.partition("=")[0] for word in text.split() if word.partition("=")[0] not in KNOWN_OPTIONS]
+    known = {*FIXED, *OWN_OPTIONS}
+    unknown = [word for word in text.split() if word not in known and not word.startswith(_ADDED_BY_HYPERVISOR)]
     if unknown:
-        raise Stop(f"unknown command line option {unknown[0]}")
+        raise Stop(f"unknown command line option {printable(unknown[0])!r}")
 
 
 def load_modules(folder: Path) -> None:

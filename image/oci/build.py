@@ -19,6 +19,7 @@ from image.tree import Entry
 FOLDER: Final = Path(__file__).parent
 CONFIGURATION: Final = f"{service.CONFIGURATION_FOLDER}/container.toml"
 PORT: Final = 8443
+_ROOT: Final = 0  # of the layers; weights hardly get smaller
 # tar in, gzip out. The program that compresses is a locked one: another would make other bytes of the same layer.
 Compress = Callable[[Path, Path], None]
 
@@ -71,8 +72,9 @@ def build(parts: Parts, out: Path, *, version: str, epoch: int, compress: Compre
             tar, compressed = Path(scratch) / f"{number}.tar", Path(scratch) / f"{number}.tar.gz"
             with tar.open("wb") as file:
                 tree.write_tar(entries, file, epoch=epoch)
-            compress(tar, compressed)
-            made.append(layout.describe_layer(tar, compressed, made_by))
+            if number == _ROOT:
+                compress(tar, compressed)
+            made.append(layout.describe_layer(tar, compressed if number == _ROOT else None, made_by))
         partial = Path(scratch) / out.name
         with partial.open("wb") as file:
             digest = layout.write(settings(version, parts.model_names), made, file, epoch=epoch)

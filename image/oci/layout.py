@@ -22,14 +22,15 @@ from image.tree import Entry, file, folder, ordered, text, write_tar
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
-LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A compressed layer. `diff_id` is SHA-256 of the tar, `digest` of the file, 32 bytes each; `made_by` is text."""
+    """`diff_id` is SHA-256 of the tar, `digest` of `path`, 32 bytes each; `kind` its media type; `made_by` is text."""
 
     path: Path
+    kind: str
     diff_id: bytes
     digest: bytes
     size: int
@@ -49,13 +50,15 @@ class Settings:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def describe_layer(tar: Path, compressed: Path, made_by: str) -> Layer:
-    """A layer from its tar and the compressed file. Raises OSError."""
+def describe_layer(tar: Path, compressed: Path | None, made_by: str) -> Layer:
+    """A layer from its tar and the same compressed by gzip; None: it stays as it is. Raises OSError."""
+    path = compressed or tar
     return Layer(
-        path=compressed,
+        path=path,
+        kind=LAYER_TYPE if compressed is None else f"{LAYER_TYPE}+gzip",
         diff_id=sha256_file(tar),
-        digest=sha256_file(compressed),
-        size=compressed.stat().st_size,
+        digest=sha256_file(path),
+        size=path.stat().st_size,
         made_by=made_by,
     )
 
@@ -94,7 +97,7 @@ def write(settings: Settings, layers: Sequence[Layer], out: BinaryIO, *, epoch: 
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
             "config": _descriptor(CONFIG_TYPE, hashlib.sha256(config).digest(), len(config)),
-            "layers": [_descriptor(LAYER_TYPE, layer.digest, layer.size) for layer in layers],
+            "layers": [_descriptor(layer.kind, layer.digest, layer.size) for layer in layers],
             "annotations": dict(settings.labels),
         }
     )

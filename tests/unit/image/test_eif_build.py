@@ -78,7 +78,7 @@ def test_the_first_process_knows_every_word_of_its_command_line_and_what_a_hyper
     init.check_command_line(build.CMDLINE + " virtio_mmio.device=4K@0xd0000000:5")
 
 
-@pytest.mark.parametrize("word", ["init=/bin/sh", "lockdwon=confidentiality", "systemd.debug-shell"])
+@pytest.mark.parametrize("word", ["init=/bin/sh", "lockdown=none", "systemd.debug-shell", "console=tty0"])
 def test_an_unknown_word_stops_the_boot(word: str) -> None:
     with pytest.raises(Stop, match="unknown command line option"):
         init.check_command_line(f"{build.CMDLINE} {word}")

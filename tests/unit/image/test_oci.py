@@ -150,6 +150,13 @@ def test_two_builds_in_different_folders_give_the_same_bytes(tmp_path: Path) -> 
     assert [path.name for path in first.parent.iterdir()] == ["image.tar"]
 
 
+def test_the_root_is_compressed_and_the_weights_are_not(tmp_path: Path) -> None:
+    build.build(parts(), tmp_path / "image.tar", version="1", epoch=EPOCH, compress=compress)
+    listed = layout.read_manifest(tmp_path / "image.tar")["layers"]
+    assert isinstance(listed, list)
+    assert [one["mediaType"].rpartition(".")[2] for one in listed] == ["tar+gzip", "tar"]
+
+
 def test_configuration_asks_for_keys_and_hardware() -> None:
     settings = tomllib.loads(service.configuration(build.FOLDER / "container.toml", ("small",)).decode())
     assert settings["attestation"] == {"attester": "auto"}
