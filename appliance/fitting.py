@@ -87,7 +87,7 @@ def _fitted(prompt: ToolChat, chat: ChatFormat) -> PromptInput:
         )
     if not chat.arguments_as_text:
         _check_arguments(prompt)
-    return replace(prompt, arguments_as_text=chat.arguments_as_text)
+    return replace(prompt, arguments_as_text=chat.arguments_as_text, no_content_as_null=chat.no_content_as_null)
 
 
 def _check_arguments(prompt: ToolChat) -> None:

@@ -153,6 +153,9 @@ def documents(
     if not isinstance(chat, ToolChat):
         return [_message(message, through, as_text=False) for message in chat], None
     messages = [_message(message, through, as_text=chat.arguments_as_text) for message in chat.messages]
+    for document in messages if chat.no_content_as_null else ():
+        if document["content"] == "" and "tool_calls" in document:
+            document["content"] = None
     tools = json.loads(chat.tools)
     return messages, [_texts(tool, through, keys=False) for tool in tools] or None
 

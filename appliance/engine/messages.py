@@ -63,7 +63,12 @@ def _pack_prompt(prompt: PromptInput) -> object:
         return {"prefix": prompt.prefix, "suffix": prompt.suffix}
     if isinstance(prompt, ToolChat):
         messages = [_pack_message(item) for item in prompt.messages]
-        return {"messages": messages, "tools": prompt.tools, "as_text": prompt.arguments_as_text}
+        return {
+            "messages": messages,
+            "tools": prompt.tools,
+            "as_text": prompt.arguments_as_text,
+            "null": prompt.no_content_as_null,
+        }
     return prompt if isinstance(prompt, str) else [_pack_message(item) for item in prompt]
 
 
@@ -89,6 +94,7 @@ def _unpack_prompt(prompt: object) -> PromptInput:
             messages=tuple(_chat_message(item) for item in take(prompt, "messages", list)),
             tools=take(prompt, "tools", str),
             arguments_as_text=take(prompt, "as_text", bool),
+            no_content_as_null=take(prompt, "null", bool),
         )
     return InfillPrompt(prefix=take(prompt, "prefix", str), suffix=take(prompt, "suffix", str))
 
@@ -180,6 +186,7 @@ def pack_chat_format(chat: ChatFormat) -> dict[str, object]:
         "takes_tools": chat.takes_tools,
         "calls": None if chat.calls is None else chat.calls.encode(),
         "as_text": chat.arguments_as_text,
+        "null": chat.no_content_as_null,
         "reasoning": None if chat.reasoning is None else [chat.reasoning.start, chat.reasoning.end],
         "opens": chat.opens_reasoning,
     }
@@ -198,6 +205,7 @@ def unpack_chat_format(message: Mapping[str, object]) -> ChatFormat:
         takes_tools=take(message, "takes_tools", bool),
         calls=syntax,
         arguments_as_text=take(message, "as_text", bool),
+        no_content_as_null=take(message, "null", bool),
         reasoning=None if tags is None else Tags(start=tags[0], end=tags[1]),
         opens_reasoning=take(message, "opens", bool),
     )

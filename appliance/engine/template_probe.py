@@ -57,11 +57,12 @@ def probe(template: ChatTemplate, *, reasoning: tuple[str, str] | None, detect: 
     elif detect:
         tags = _shown_reasoning(asker, prompt) or _cut_reasoning(template, prompt)
     takes_tools = tools and "tools" in template.variables
-    calls, as_text = _calls(asker, tags) if takes_tools else (None, False)
+    calls, way = _calls(asker, tags) if takes_tools else (None, _WAYS[0])
     return ChatFormat(
         takes_tools=takes_tools,
         calls=calls,
-        arguments_as_text=as_text,
+        arguments_as_text=way.as_text,
+        no_content_as_null=way.null,
         reasoning=tags,
         opens_reasoning=tags is not None and prompt.rstrip().endswith(tags.start),
     )
@@ -122,21 +123,32 @@ def _cut_reasoning(template: ChatTemplate, prompt: str) -> Tags | None:
     return None
 
 
-def _calls(asker: _Asker, tags: Tags | None) -> tuple[CallSyntax | None, bool]:
-    for as_text in (False, True):
-        syntax = _syntax(asker, tags, as_text=as_text)
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How templates may want messages that make calls: the arguments as text, null for the content."""
+
+    as_text: bool
+    null: bool
+
+
+_WAYS = tuple(_Way(as_text, null) for null in (False, True) for as_text in (False, True))
+
+
+def _calls(asker: _Asker, tags: Tags | None) -> tuple[CallSyntax | None, _Way]:
+    for way in _WAYS:
+        syntax = _syntax(asker, tags, way)
         if syntax is not None:
-            return syntax, as_text
-    return None, False
+            return syntax, way
+    return None, _WAYS[0]
 
 
-def _syntax(asker: _Asker, tags: Tags | None, *, as_text: bool) -> CallSyntax | None:
+def _syntax(asker: _Asker, tags: Tags | None, way: _Way) -> CallSyntax | None:
     """The form of calls, from one call and from two; None where it has parts that cannot be told from each other."""
-    turns = [_turn(asker, tags, count, as_text=as_text) for count in (1, 2)]
+    turns = [_turn(asker, tags, count, way) for count in (1, 2)]
     if turns[0] is None:
         return None
     single = _pieces(turns[0], 1)
-    if single is None or not _shows_results(asker, as_text=as_text):
+    if single is None or not _shows_results(asker, way):
         return None
     opening, middle, tail = single
     pair = None if turns[1] is None else _pieces(turns[1], 2)
@@ -167,11 +179,11 @@ def _same_sign(syntax: CallSyntax) -> bool:
     return not syntax.after and bool(syntax.between or syntax.end) and (syntax.between or syntax.end)[0].isspace()
 
 
-def _turn(asker: _Asker, tags: Tags | None, count: int, *, as_text: bool) -> str | None:
+def _turn(asker: _Asker, tags: Tags | None, count: int, way: _Way) -> str | None:
     """What an assistant generates that makes the first `count` calls and says nothing else."""
     prompt = asker.text([_USER], tools=[_TOOL], prompting=True)
     plain = asker.text([_USER, {"role": "assistant", "content": _SAID}], tools=[_TOOL])
-    text = asker.text([_USER, _caller(count, as_text=as_text)], tools=[_TOOL])
+    text = asker.text([_USER, _caller(count, way)], tools=[_TOOL])
     if prompt is None or plain is None or text is None or plain.count(_SAID) != 1:
         return None
     ending = plain.partition(_SAID)[2]
@@ -187,12 +199,12 @@ def _turn(asker: _Asker, tags: Tags | None, count: int, *, as_text: bool) -> str
     return made
 
 
-def _caller(count: int, *, as_text: bool) -> Document:
+def _caller(count: int, way: _Way) -> Document:
     calls = [
-        {"id": call_id, "type": "function", "function": {"name": name, "arguments": _json(a) if as_text else a}}
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": _json(a) if way.as_text else a}}
         for call_id, name, a in zip(_IDS, _NAMES, _ARGUMENTS, strict=True)
     ]
-    return {"role": "assistant", "content": "", "tool_calls": calls[:count]}
+    return {"role": "assistant", "content": None if way.null else "", "tool_calls": calls[:count]}
 
 
 def _pieces(turn: str, count: int) -> tuple[str, ...] | None:
@@ -215,9 +227,9 @@ def _pieces(turn: str, count: int) -> tuple[str, ...] | None:
     return parts[0], parts[1], parts[3], parts[2], rest
 
 
-def _shows_results(asker: _Asker, *, as_text: bool) -> bool:
+def _shows_results(asker: _Asker, way: _Way) -> bool:
     result = {"role": "tool", "content": _RESULT, "tool_call_id": _IDS[0], "name": _NAMES[0]}
-    text = asker.text([_USER, _caller(1, as_text=as_text), result], tools=[_TOOL], prompting=True)
+    text = asker.text([_USER, _caller(1, way), result], tools=[_TOOL], prompting=True)
     return text is not None and _RESULT in text
 
 

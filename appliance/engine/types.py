@@ -42,6 +42,8 @@ class ToolChat:
     tools: str
     arguments_as_text: bool = False
     """The template wants the arguments of calls as text, not as an object."""
+    no_content_as_null: bool = False
+    """It wants null, not empty text, where a message only makes calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,12 +177,14 @@ class ChatFormat:
     """How the chat template in force takes tools and spells calls, and what stands around reasoning.
 
     `takes_tools`: it uses the variable `tools`. `calls` None: no form of calls could be told. `arguments_as_text`:
-    it wants the arguments of earlier calls as text. `opens_reasoning`: prompts end with the start tag.
+    it wants the arguments of earlier calls as text. `no_content_as_null`: it wants null for the content of a message
+    that only makes calls. `opens_reasoning`: prompts end with the start tag.
     """
 
     takes_tools: bool = False
     calls: CallSyntax | None = None
     arguments_as_text: bool = False
+    no_content_as_null: bool = False
     reasoning: Tags | None = None
     opens_reasoning: bool = False
 

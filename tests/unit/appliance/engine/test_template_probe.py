@@ -19,6 +19,7 @@ PLAIN, TAGGED, THINKING, SINGLE, LIST, WITH_IDS, FENCED, MARKUP = (
     (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
     for name in ("plain", "tagged", "thinking", "single", "list", "with-ids", "fenced", "markup")
 )
+NULL = TAGGED.replace("m.role == 'assistant' and m.tool_calls", "m.role == 'assistant' and m.content is none")
 NO_RESULTS = TAGGED.replace(" + m.content + '\\n</tool_response>", " + '\\n</tool_response>")
 OPENING = PLAIN.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n<ponder>\\n'")
 
@@ -77,6 +78,7 @@ def found(source: str, **options: object) -> ChatFormat:
                 opens_reasoning=True,
             ),
         ),
+        (NULL, ChatFormat(takes_tools=True, calls=HERMES, no_content_as_null=True)),
         (WITH_IDS, ChatFormat(takes_tools=True)),
         (MARKUP, ChatFormat(takes_tools=True)),
         (NO_RESULTS, ChatFormat(takes_tools=True)),
@@ -90,6 +92,7 @@ def found(source: str, **options: object) -> ChatFormat:
         "single",
         "list",
         "fenced",
+        "null",
         "ids",
         "markup",
         "no-results",
@@ -143,7 +146,9 @@ def test_a_template_that_takes_too_long_is_the_callers_to_judge() -> None:
         probe(Slow(TAGGED, bos_text="", eos_text=""), reasoning=None, detect=True)
 
 
-@pytest.mark.parametrize("source", [TAGGED, THINKING, LIST, FENCED], ids=["tagged", "thinking", "list", "fenced"])
+@pytest.mark.parametrize(
+    "source", [TAGGED, THINKING, LIST, FENCED, NULL], ids=["tagged", "thinking", "list", "fenced", "null"]
+)
 def test_what_the_template_shows_of_calls_is_what_the_form_spells(source: str) -> None:
     """Whole conversations: tools, two calls with text before them, their results, and where each word came from."""
     template = ChatTemplate(source, bos_text="<s>", eos_text="</s>")
@@ -164,6 +169,7 @@ def test_what_the_template_shows_of_calls_is_what_the_form_spells(source: str) -
         ),
         tools=json.dumps(tools),
         arguments_as_text=chat.arguments_as_text,
+        no_content_as_null=chat.no_content_as_null,
     )
     rendering = template.render(prompt, template_date="2026-01-01", random_bytes=os.urandom)
     assert chat.calls.spelled("", [(call.name, call.arguments) for call in calls]) in rendering.text
