@@ -79,8 +79,8 @@ class Reply:
 class Client(RawClient):
     """One connection. `ask` is one request and its whole answer; `key` goes into each."""
 
-    def __init__(self, port: int, *, tls: bool = True, key: str | None = None) -> None:
-        super().__init__(port, tls=tls)
+    def __init__(self, port: int, *, tls: bool = True, key: str | None = None, source: str = "127.0.0.1") -> None:
+        super().__init__(port, tls=tls, source=source)
         self.key = key
         self.context: dict[str, bytes] = {}
 
@@ -183,8 +183,9 @@ class Running:
     app: FastAPI
     clients: list[Client] = field(default_factory=list)
 
-    def connect(self, key: str | None = None, *, metrics: bool = False) -> Client:
-        client = Client(self.metrics_port if metrics else self.port, tls=not metrics, key=self.keys.get(key or ""))
+    def connect(self, key: str | None = None, *, metrics: bool = False, source: str = "127.0.0.1") -> Client:
+        port = self.metrics_port if metrics else self.port
+        client = Client(port, tls=not metrics, key=self.keys.get(key or ""), source=source)
         self.clients.append(client)
         return client
 

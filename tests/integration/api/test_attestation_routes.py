@@ -228,6 +228,18 @@ def test_one_peer_gets_a_quarter_of_the_queue_and_quotes_one_by_one(api: StartAp
     assert clients[0].attest().status == 200
 
 
+def test_an_address_that_takes_all_evidence_it_can_get_leaves_some_for_others(api: StartApi) -> None:
+    running = api(quotes_per_s=0.01, burst=64)
+    greedy, statuses = running.connect(), []
+    while len(statuses) < 100 and statuses[-1:] != [503]:
+        statuses.append(greedy.attest().status)
+    assert len(statuses) == 53, "three quarters of the burst, its own sixteenth, and a refusal"
+    assert running.connect().attest().status == 503, "another connection from the same address"
+    other = running.connect(source="127.0.0.2")
+    assert [other.attest().status for _ in range(5)] == [200, 200, 200, 200, 503]
+    assert running.connect(source="127.0.0.3").attest().status == 200
+
+
 def test_evidence_that_cannot_be_made_is_503_and_nothing_is_in_force(api: StartApi) -> None:
     class Failing(InsecureAttester):
         def collect(self, binding: Binding) -> Collected:

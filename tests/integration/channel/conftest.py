@@ -168,12 +168,14 @@ class RawClient:
         receive_buffer: int | None = None,
         context: SSL.Context | None = None,
         session: SSL.Session | None = None,
+        source: str = "127.0.0.1",
     ) -> None:
         self.spare = b""
         self.sock = socket.socket()
         if receive_buffer:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.sock.settimeout(10)
+        self.sock.bind((source, 0))
         self.sock.connect(("127.0.0.1", port))
         self.tls: SSL.Connection | None = None
         if tls:
