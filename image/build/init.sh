@@ -42,7 +42,7 @@ done
 find_disk() { # UUID of an erofs: prints the first disk that has it
   for name in $(busybox ls /sys/block); do
     [ -b "/dev/$name" ] || continue
-    found=$(busybox dd if="/dev/$name" bs=8 skip=129 count=2 2>/dev/null | busybox hexdump -v -e '1/1 "%02x"')
+    found=$(busybox dd if="/dev/$name" bs=8 skip=134 count=2 2>/dev/null | busybox hexdump -v -e '1/1 "%02x"')
     if [ "$found" = "$1" ]; then
       echo "$name"
       return

@@ -5,6 +5,7 @@ There is no shell, no ssh and no package manager in it: of all programs that pac
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -206,12 +207,17 @@ def _unzip(wheel: Path, site: Path) -> None:
 
 
 def _copy_project(project: Path, site: Path) -> None:
-    """The files that git knows: what lies around in a working tree has no place in an image."""
-    listed = run(["git", "-C", project, "ls-files", "-z", *_PROJECT, "image/__init__.py"], environ=environment(0))
-    for name in sorted(filter(None, listed.decode().split("\0"))):
-        target = site / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((project / name).read_bytes())
+    """The project's code as it is committed: what lies around in a working tree has no place in an image."""
+    command: list[str | Path] = ["git", "-C", project, "-c", "core.autocrlf=false", "archive", "--format=tar", "HEAD"]
+    archive = run([*command, *_PROJECT, "image/__init__.py"], environ=environment(0))
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            if member.isfile():
+                file = tar.extractfile(member)
+                assert file is not None
+                target = site / member.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(file.read())
 
 
 def _finish(tree: Path, chroot: Chroot) -> None:

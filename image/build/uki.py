@@ -68,7 +68,7 @@ def make_disk(chroot: Chroot, image: Path, to: Path) -> None:
     disk = f"/build/boot/{to.name}"
     inside.run(["sfdisk", "--quiet", disk], stdin=_GPT_TABLE.format(sectors=sectors, uuid=_PARTITION_UUID).encode())
     partition = ["-i", f"{disk}@@{2048 * _SECTOR_BYTES}"]
-    inside.run(["mformat", *partition, "-T", str(sectors), "-N", "61707001", "-v", "APPLIANCE", "-F", "::"])
+    inside.run(["mformat", *partition, "-T", str(sectors), "-N", "61707001", "-v", "APPLIANCE", "::"])
     inside.run(["mmd", *partition, "::/EFI", "::/EFI/BOOT"])
     inside.run(["mcopy", *partition, "-m", f"/build/boot/{staged.name}", "::/EFI/BOOT/BOOTX64.EFI"])
     staged.unlink()
