@@ -78,11 +78,18 @@ KEYWORDS = sorted({key for schema, _ in REFUSED if isinstance(schema, dict) for 
 def test_any_schema_is_a_grammar_or_a_refusal_that_quotes_nothing(schema: dict[str, Any]) -> None:
     outcome = attempt(schema)
     if isinstance(outcome, SchemaRefused):
-        assert outcome.keyword in ("(schema)", "type") or outcome.keyword in str(schema)
+        assert outcome.keyword in ("(schema)", "type", *keys(schema))
         return
     assert "\nroot ::= " in outcome
     names = [line.partition(" ::= ")[0] for line in outcome.splitlines() if " ::= " in line]
     assert len(names) == len(set(names))
+
+
+def keys(value: object) -> set[str]:
+    """Of all objects in a JSON value: whatever is blamed stands in the schema, letter by letter."""
+    if isinstance(value, dict):
+        return set(value).union(*map(keys, value.values()))
+    return set().union(*map(keys, value)) if isinstance(value, list) else set()
 
 
 def attempt(schema: object) -> str | SchemaRefused:
