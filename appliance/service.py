@@ -14,13 +14,13 @@ from appliance.cache_scopes import CacheScopes
 from appliance.embeddings import VectorDialect, VectorWork
 from appliance.engine.base import Engine
 from appliance.engine.embedding import Embedder
-from appliance.engine.types import Delta, EngineEvent, Finished, PromptReady, SamplingParams
+from appliance.engine.types import Begun, Delta, EngineEvent, Finished, PromptReady, SamplingParams
 from appliance.errors import AnswerEnded, ApplianceError, InternalError, NotFound, Overloaded, Unavailable
 from appliance.exchange import Call, Choice, Dialect, Exchange, Fit, Heading, Piece, Usage
 from appliance.interrupts import ClientGone, EventReader, Interrupts
 from appliance.metrics import Metrics
 from appliance.receipts.air import AirIssuer, AirRecord
-from appliance.receipts.claims import Evaluation, Outcome, Record, Served
+from appliance.receipts.claims import Evaluation, Outcome, Record, Served, failed_status
 from appliance.receipts.issuer import Issuer
 from appliance.receipts.transcript import StreamTranscript, Subject, prompt_facts, request_facts
 from appliance.streaming import StreamWriter
@@ -154,11 +154,15 @@ class Answer:
     def end(self, choice: Choice, event: Finished) -> Piece | None:
         """One choice has ended; what only its end knows about its path is known now. Returns what was held back."""
         piece = choice.end(event.reason)
+        self.learn(choice.index, event.execution)
+        return piece
+
+    def learn(self, index: int, execution: Mapping[str, object]) -> None:
+        """More is known about the path of a choice."""
         if self.evaluation is not None:
-            self._execution[choice.index] = {**self._execution[choice.index], **event.execution}
+            self._execution[index] = {**self._execution[index], **execution}
             facts = {**decoding.execution(self._execution), **fitting.facts(self._fit, self.choices)}
             self.evaluation = replace(self.evaluation, execution=facts)
-        return piece
 
     @property
     def usage(self) -> Usage:
@@ -340,6 +344,8 @@ class Service:
         running = len(answer.choices)
         while running:
             match await reader.next():
+                case index, Begun() as begun:
+                    answer.learn(index, begun.execution)
                 case index, Delta() as delta:
                     answer.choices[index].take(delta.text, delta.token_ids, delta.logprobs, delta.prompt_logprobs)
                 case index, Finished() as finished:
@@ -361,6 +367,8 @@ class Service:
                 case None:
                     if writer.transcript.checkpoint_due:
                         await writer.checkpoint()
+                case index, Begun() as begun:
+                    answer.learn(index, begun.execution)
                 case index, Delta() as delta:
                     piece = choices[index].take(delta.text, delta.token_ids, delta.logprobs, delta.prompt_logprobs)
                     if piece is not None:
@@ -393,10 +401,12 @@ class Service:
         answer.require_open()
         if answer.writer is None:
             headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-            await self._send_whole(answer, _terminal_status(error), error.status, error.body(), headers)
+            await self._send_whole(answer, failed_status(error, streaming=False), error.status, error.body(), headers)
             return
         await answer.writer.frames(dialect.failure(answer.heading, error))
-        await answer.writer.last(answer.issue(answer.outcome(_stream_status(error), 200, b"")), done=False)
+        await answer.writer.last(
+            answer.issue(answer.outcome(failed_status(error, streaming=True), 200, b"")), done=False
+        )
         await answer.exchange.send_end(close=True)
 
     async def _send_whole(
@@ -436,14 +446,3 @@ class Service:
         if self._stopping is None:
             self._stopping = asyncio.get_running_loop().create_future()
         return self._stopping
-
-
-def _terminal_status(error: ApplianceError) -> str:
-    if error.status == 408:
-        return names.STATUS_DEADLINE
-    return names.STATUS_REFUSED if error.status < 500 else names.STATUS_ERROR
-
-
-def _stream_status(error: ApplianceError) -> str:
-    """A stream has begun: whatever fails now is no refusal any more."""
-    return names.STATUS_DEADLINE if error.status == 408 else names.STATUS_ERROR

@@ -28,10 +28,11 @@ class Engine(Protocol):
         """Load the model. Raises BootError; returns when the first job can be taken."""
 
     def generate(self, job: GenerationJob) -> AsyncGenerator[EngineEvent, None]:
-        """Yield PromptReady, then Delta events, then Finished. Closing the generator (`aclose`) cancels the job.
+        """Yield PromptReady, Begun, then Delta events, then Finished. Closing the generator (`aclose`) cancels the job.
 
         Raises BadRequest (context_length_exceeded, template refusals), EngineFailed (the worker died or the engine
-        reported an error), Unavailable (the worker is being restarted and did not come back in time).
+        reported an error), Unavailable (the worker is being restarted and did not come back in time, or has not the
+        memory for one job more).
         """
 
     async def stop(self, grace_s: float) -> None: ...

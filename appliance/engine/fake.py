@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from appliance.engine.base import Progress
 from appliance.engine.text import TextAssembler
 from appliance.engine.types import (
+    Begun,
     ChatFormat,
     Delta,
     EngineEvent,
@@ -44,6 +45,8 @@ class FakeScript:
     fail_at: int | None = None
     delay_s: float = 0.0
     context_length: int = 4096
+    cached_tokens: int | None = None
+    """Where given, this is told of every prompt when its turn has come."""
     seeded: bool = False
     """True appends the seed to the answer, so that answers can be told apart."""
     chat: ChatFormat = field(default_factory=ChatFormat)
@@ -131,6 +134,8 @@ class FakeEngine:
                 yield Finished(reason="length")
                 return
             async with self._turn, aclosing(self._answer(job, ready.max_tokens)) as events:
+                if self.script.cached_tokens is not None:
+                    yield Begun(execution={"cached-prompt-tokens": self.script.cached_tokens})
                 async for event in events:
                     ended = isinstance(event, Finished)
                     yield event

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
-from appliance.errors import BootError
+from appliance.errors import BootError, Unavailable
 
 ReadText = Callable[[str], str | None]
 """The text of a file, None where there is none."""
 
 _PROCESS_BYTES = 160 << 20  # interpreter, libraries, tokenizer
 _ROW_BYTES = 64 << 10  # activations of one row of a batch, generously
+_JOB_BYTES = 2 << 20  # sampler, grammar, prompt and answer as text, messages
+_TOKEN_BYTES = 128  # a token in lists, and on its way
+_RETRY_S = 5
 _V1_NO_LIMIT = 1 << 60
 _MIB = 1 << 20
 
@@ -65,6 +68,38 @@ def need(*, bytes_per_cell: int, kv_tokens: int, n_batch: int, vocabulary_size: 
     return Need(cells=bytes_per_cell * kv_tokens, scratch=scratch, prefixes=cache_bytes)
 
 
+class JobMemory:
+    """Is there memory for one job more: asked with fresh numbers before a job is queued.
+
+    Cells are there since the start. What grows with the jobs are copies of what the cells hold, while they are moved
+    together and for the prefixes that are kept, rows of logits, and what a job itself is made of.
+    """
+
+    def __init__(self, *, bytes_per_cell: int, kv_tokens: int, row_bytes: int, available: Callable[[], int]) -> None:
+        """`row_bytes` of logits are the most that one answer asks for in a step."""
+        self._bytes_per_cell = bytes_per_cell
+        self._kv_tokens = kv_tokens
+        self._row_bytes = row_bytes
+        self._available = available
+
+    def check(self, *, cells: int, jobs: int, cache_room: int) -> None:
+        """Raises Unavailable with the numbers. `cells` and `jobs` are all that were accepted, this one included.
+
+        `cache_room` is how many bytes of kept prefixes may come to those there are.
+        """
+        held = self._bytes_per_cell * min(cells, self._kv_tokens)
+        kept = min(cache_room, self._bytes_per_cell * cells)
+        own = jobs * (_JOB_BYTES + self._row_bytes) + cells * _TOKEN_BYTES
+        available = self._available()
+        if held + kept + own > available:
+            raise Unavailable(
+                "insufficient_memory",
+                f"not enough memory for one answer more: {jobs} may come to {_mib(held)} of copies, {_mib(kept)} of "
+                f"kept prefixes and {_mib(own)} of their own, and {_mib(available)} are available",
+                retry_after_s=_RETRY_S,
+            )
+
+
 def scratch_bytes(*, n_batch: int, vocabulary_size: int) -> int:
     """Activations and logits of an evaluation of `n_batch` rows."""
     return n_batch * (4 * vocabulary_size + _ROW_BYTES)
@@ -74,6 +109,14 @@ def check_fits(wanted: int, what: str, available: int) -> None:
     """Raises BootError with the numbers."""
     if wanted > available:
         raise BootError(f"not enough memory: {what} makes {_mib(wanted)}, and {_mib(available)} are available")
+
+
+def read_text(path: str) -> str | None:
+    """`ReadText` of this machine."""
+    try:
+        return Path(path).read_text("utf-8")
+    except OSError:
+        return None
 
 
 def available_bytes(read: ReadText) -> int:

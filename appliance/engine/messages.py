@@ -9,6 +9,7 @@ from typing import TypeVar
 from appliance.engine.channel import ChannelError
 from appliance.engine.reasoning import Tags
 from appliance.engine.types import (
+    Begun,
     ChatFormat,
     ChatMessage,
     Delta,
@@ -24,7 +25,7 @@ from appliance.engine.types import (
     TokenPrompt,
     ToolChat,
 )
-from appliance.errors import ApplianceError, BadRequest, EngineFailed
+from appliance.errors import ApplianceError, BadRequest, EngineFailed, Unavailable
 from client_sdk.wire import tools as wire_tools
 
 T = TypeVar("T")
@@ -212,7 +213,7 @@ def unpack_chat_format(message: Mapping[str, object]) -> ChatFormat:
 
 
 def pack_event(job_id: bytes, event: EngineEvent | ApplianceError) -> dict[str, object]:
-    """Messages `delta`, `ready`, `end`, `error`."""
+    """Messages `delta`, `ready`, `begun`, `end`, `error`."""
     if isinstance(event, Delta):
         message: dict[str, object] = {"t": "delta", "id": job_id, "text": event.text, "tokens": event.token_ids}
         for key, entries in (("logprobs", event.logprobs), ("prompt_logprobs", event.prompt_logprobs)):
@@ -230,16 +231,22 @@ def pack_event(job_id: bytes, event: EngineEvent | ApplianceError) -> dict[str, 
             "max_tokens": event.max_tokens,
             "execution": dict(event.execution),
         }
+    if isinstance(event, Begun):
+        return {"t": "begun", "id": job_id, "execution": dict(event.execution)}
     if isinstance(event, Finished):
         return {"t": "end", "id": job_id, "reason": event.reason, "execution": dict(event.execution)}
     return {
         "t": "error",
         "id": job_id,
-        "refused": isinstance(event, BadRequest),
+        "status": event.status,
+        "retry_after_s": event.retry_after_s,
         "code": event.code,
         "message": event.message,
         "param": event.param,
     }
+
+
+_ERRORS: Mapping[int, type[ApplianceError]] = {error.status: error for error in (BadRequest, Unavailable)}
 
 
 def unpack_event(message: Mapping[str, object]) -> EngineEvent | ApplianceError:
@@ -259,14 +266,21 @@ def unpack_event(message: Mapping[str, object]) -> EngineEvent | ApplianceError:
             max_tokens=take(message, "max_tokens", int),
             execution=take(message, "execution", dict),
         )
+    if kind == "begun":
+        return Begun(execution=take(message, "execution", dict))
     if kind == "end":
         return Finished(
             reason="stop" if take(message, "reason", str) == "stop" else "length",
             execution=take(message, "execution", dict),
         )
     if kind == "error":
-        error = BadRequest if take(message, "refused", bool) else EngineFailed
-        return error(take(message, "code", str), take(message, "message", str), param=optional(message, "param", str))
+        error = _ERRORS.get(take(message, "status", int), EngineFailed)
+        return error(
+            take(message, "code", str),
+            take(message, "message", str),
+            param=optional(message, "param", str),
+            retry_after_s=optional(message, "retry_after_s", int),
+        )
     raise ChannelError("unknown kind of event")
 
 

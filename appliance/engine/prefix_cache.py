@@ -66,6 +66,11 @@ class PrefixCache:
     def enabled(self) -> bool:
         return self._limits.entries > 0
 
+    @property
+    def room_bytes(self) -> int:
+        """How many bytes may come to those there are."""
+        return self._limits.limit_bytes - self.size_bytes if self.enabled else 0
+
     def find(self, scope: bytes, tokens: Sequence[int], *, room: int, whole: bool) -> Prefix | None:
         """The longest prefix of `tokens` held for `scope`, at least one token short of all of it.
 

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from appliance.engine.batch import Exactness, Segment
 from appliance.engine.cells import CellPool
+from appliance.engine.memory import JobMemory
 from appliance.engine.planner import Piece, plan
 from appliance.engine.prefix_cache import PrefixCache
 from appliance.engine.prompt import PromptBuilder
@@ -23,6 +24,7 @@ from appliance.engine.sequence import Sequence, TokenSampler
 from appliance.engine.speculation import Speculation
 from appliance.engine.text import TextAssembler
 from appliance.engine.types import (
+    Begun,
     EngineEvent,
     Finished,
     FinishReason,
@@ -95,6 +97,7 @@ class Scheduler:
         *,
         cache: PrefixCache,
         speculate: Callable[[], Speculation | None] = lambda: None,
+        memory: JobMemory | None = None,
     ) -> None:
         self._runtime = runtime
         self._prompts = prompts
@@ -102,6 +105,7 @@ class Scheduler:
         self._emit = emit
         self._cache = cache
         self._speculate = speculate
+        self._memory = memory
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._unsettled: list[Sequence] = []
@@ -185,9 +189,10 @@ class Scheduler:
                 f"the prompt has {count} tokens; the context holds {limit}, at least one of them for the answer",
                 param=param,
             )
-        sampler = self._runtime.sampler(job.sampling)
         room = limit - count
         max_tokens = room if job.sampling.max_tokens is None else min(room, job.sampling.max_tokens)
+        self._check_memory(count + max_tokens)
+        sampler = self._runtime.sampler(job.sampling)
         exactness = limits.exactness
         deterministic = limits.deterministic or job.sampling.deterministic
         date = job.template_date if job.prompt_field == "messages" else None
@@ -214,6 +219,16 @@ class Scheduler:
             scored=scored,
             speculation=None if deterministic and not exactness.verify else self._speculation(),
         )
+
+    def _check_memory(self, cells: int) -> None:
+        """Raises Unavailable."""
+        if self._memory is not None:
+            waiting = sum(sequence.cells for sequence in self._waiting)
+            self._memory.check(
+                cells=self._reserved + waiting + cells,
+                jobs=len(self._running) + len(self._waiting) + 1,
+                cache_room=self._cache.room_bytes,
+            )
 
     def _speculation(self) -> Speculation | None:
         # What was proposed and not foreseen must be cut off again.
@@ -316,6 +331,9 @@ class Scheduler:
 
     def _commit(self, piece: Piece) -> None:
         sequence, counters = piece.sequence, self.counters
+        if not sequence.begun:
+            sequence.begun = True
+            self._emit(sequence.job_id, Begun(execution={"cached-prompt-tokens": sequence.cached}))
         sequence.position += piece.count
         if sequence.position <= sequence.prompt_count:
             counters.prefill_tokens += piece.count

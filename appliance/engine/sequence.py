@@ -51,6 +51,7 @@ class Sequence:
     slot: int = -1
     position: int = 0
     cached: int = 0
+    begun: bool = False
     passes: int = 0
     drafts: list[int] = field(default_factory=list)
     drawn: list[tuple[int, tuple[TokenLogprob, ...]]] = field(default_factory=list)

@@ -11,7 +11,6 @@ import logging
 import math
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
-from pathlib import Path
 from typing import cast
 
 from appliance.engine.base import Progress
@@ -19,7 +18,7 @@ from appliance.engine.channel import SUBMIT_LIMIT_BYTES, ChannelError, Message
 from appliance.engine.draft import DraftWeights, read_draft
 from appliance.engine.embedding import EmbeddingEvent
 from appliance.engine.gguf import ModelFacts, read_facts
-from appliance.engine.memory import Need, ReadText, available_bytes, check_fits, need, scratch_bytes
+from appliance.engine.memory import Need, ReadText, available_bytes, check_fits, need, read_text, scratch_bytes
 from appliance.engine.messages import pack_job, take, unpack_event
 from appliance.engine.pooling import resolve_pooling
 from appliance.engine.process import WorkerIdentity, WorkerProcess, WorkerStart
@@ -38,10 +37,10 @@ class SupervisedEngine:
 
     worker_module = "appliance.engine.worker"
 
-    def __init__(self, settings: EngineSettings, *, read: ReadText | None = None) -> None:
+    def __init__(self, settings: EngineSettings, *, read: ReadText = read_text) -> None:
         """`read` reads the kernel's files about memory."""
         self._settings = settings
-        self._read = read or _read_text
+        self._read = read
         self._cores = len(os.sched_getaffinity(0))
         self._sealed: SealedModel | None = None
         self._facts: ModelFacts | None = None
@@ -353,6 +352,7 @@ class SupervisedEngine:
             "t": "load",
             "context_length": self._context_length(),
             "kv_tokens": self._cells(),
+            "cell_bytes": self._facts.cell_bytes,
             "slots": settings.slots,
             "n_batch": n_batch,
             "threads": threads,
@@ -440,10 +440,3 @@ class SupervisedEngine:
         if self._worker is not None:
             await self._worker.kill()  # first: a cancellation in here leaves the worker to `stop`
             self._worker = None
-
-
-def _read_text(path: str) -> str | None:
-    try:
-        return Path(path).read_text("utf-8")
-    except OSError:
-        return None

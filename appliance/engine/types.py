@@ -144,6 +144,16 @@ class PromptReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The job waits no longer. `execution` holds what is known of its path from then on, however it ends.
+
+    The facts replace those of the same name in PromptReady. At most once, before any Delta.
+    """
+
+    execution: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """Newly released text (complete UTF-8, may be empty while bytes are held back) and the tokens sampled for it.
 
@@ -162,14 +172,14 @@ class Delta:
 class Finished:
     """Last event of a job that ended well. All text and tokens have gone out in Delta events before it.
 
-    `execution` holds facts that only the end knows; they replace those of the same name in PromptReady.
+    `execution` holds facts that only the end knows; they replace those of the same name said before.
     """
 
     reason: FinishReason
     execution: Mapping[str, object] = field(default_factory=dict)
 
 
-EngineEvent = PromptReady | Delta | Finished
+EngineEvent = PromptReady | Begun | Delta | Finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

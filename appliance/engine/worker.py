@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from appliance.engine.channel import BlockingChannel, ChannelError, Message
 from appliance.engine.chat_template import ChatTemplate, Rendering, TemplateTimeout, TemplateTooSlow
 from appliance.engine.draft import DraftModel
+from appliance.engine.memory import JobMemory, available_bytes, read_text
 from appliance.engine.messages import optional, pack_chat_format, pack_event, take, unpack_job
 from appliance.engine.prefix_cache import CacheLimits, PrefixCache
 from appliance.engine.prompt import PromptBuilder, Vocabulary
@@ -288,6 +289,12 @@ class Worker:
             limits,
             self._emit,
             cache=PrefixCache(_cache_limits(first), time.monotonic),
+            memory=JobMemory(
+                bytes_per_cell=take(first, "cell_bytes", int),
+                kv_tokens=runtime.options.kv_tokens,
+                row_bytes=4 * runtime.vocabulary_size * (1 + take(first, "draft_tokens", int)),
+                available=lambda: available_bytes(read_text),
+            ),
             speculate=_speculate(first, _drafters(kind, self._draft), self._row_cost),
         )
 

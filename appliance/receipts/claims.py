@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from appliance.errors import ApplianceError
 from appliance.receipts.transcript import OutputTranscript, StreamTranscript, Subject
 from client_sdk.wire import names
 from client_sdk.wire.embedding import EmbeddingFacts
@@ -119,3 +120,10 @@ def build(instance: InstanceFacts, record: Record, place: Place) -> ReceiptClaim
         execution=evaluation.execution if evaluation else None,
         embedding=evaluation.embedding if evaluation else None,
     )
+
+
+def failed_status(error: ApplianceError, *, streaming: bool) -> str:
+    """How an answer ended that ended with an error. Once a stream has begun, what fails is no refusal any more."""
+    if error.status == 408:
+        return names.STATUS_DEADLINE
+    return names.STATUS_REFUSED if error.status < 500 and not streaming else names.STATUS_ERROR

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.engine.memory import available_bytes, cell_bytes, check_fits, need
-from appliance.errors import BootError
+from appliance.engine.memory import JobMemory, available_bytes, cell_bytes, check_fits, need
+from appliance.errors import BootError, Unavailable
 
 MIB = 1 << 20
 MEMINFO = "MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable:  4096000 kB\n"
@@ -80,3 +80,24 @@ def test_what_does_not_fit_is_refused_with_its_numbers() -> None:
     check_fits(wanted.total, wanted.describe(), wanted.total)
     with pytest.raises(BootError, match=r"4 MiB for cells.*8 MiB for kept prefixes.*available"):
         check_fits(wanted.total, wanted.describe(), wanted.total - 1)
+
+
+def test_one_job_more_is_refused_with_the_numbers_where_what_all_may_come_to_does_not_fit() -> None:
+    left = 100 * MIB
+    memory = JobMemory(bytes_per_cell=1024, kv_tokens=20_000, row_bytes=MIB, available=lambda: left)
+    memory.check(cells=10_000, jobs=2, cache_room=8 * MIB)
+    left = 24 * MIB  # 10 of copies, 8 of kept prefixes, 8 of the jobs' own
+    with pytest.raises(
+        Unavailable, match=r"2 may come to 10 MiB of copies, 8 MiB .* 8 MiB of their own, and 24 MiB"
+    ) as caught:
+        memory.check(cells=10_000, jobs=2, cache_room=8 * MIB)
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (503, "insufficient_memory", 5)
+    memory.check(cells=10_000, jobs=2, cache_room=0)
+
+
+def test_copies_are_bounded_by_the_cells_and_kept_prefixes_by_the_cache() -> None:
+    memory = JobMemory(bytes_per_cell=1024, kv_tokens=1024, row_bytes=0, available=lambda: 12 * MIB)
+    # However many wait: the cells are 1 MiB, the cache takes 1 MiB more, 50,000 tokens in lists 6.2, a job 2.
+    memory.check(cells=50_000, jobs=1, cache_room=MIB)
+    with pytest.raises(Unavailable):
+        memory.check(cells=50_000, jobs=1, cache_room=8 * MIB)

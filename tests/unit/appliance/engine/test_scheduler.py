@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.engine.batch import EXACT
-from appliance.engine.types import Delta, Finished, PromptReady, SamplingParams, TokenLogprob
-from appliance.errors import ApplianceError
+from appliance.engine.memory import JobMemory
+from appliance.engine.types import Begun, Delta, Finished, PromptReady, SamplingParams, TokenLogprob
+from appliance.errors import ApplianceError, Unavailable
 from tests.unit.appliance.engine.toy import Bench, alone
 
 GREEDY = SamplingParams(temperature=0.0, top_p=1.0, top_k=0, seed=0, max_tokens=None)
@@ -32,6 +33,39 @@ def test_every_job_ends_once_and_is_announced_before_its_turn() -> None:
         assert bench.tokens(job) == expected(bench, prompt, None)
         assert len([event for event in bench.events[job] if isinstance(event, Finished)]) == 1
         assert isinstance(bench.events[job][-1], Finished)
+
+
+def test_a_job_tells_how_much_of_its_prompt_was_kept_before_its_first_token_is_made() -> None:
+    bench = Bench(context_length=200, kv_tokens=800, n_batch=8)
+    prompt = "abcdabcdabcdabcdabcdabcd"
+    bench.submit(1, prompt, scope=b"s", max_tokens=4)
+    bench.drain()
+    again = bench.submit(2, prompt + "xyzxyzxyzxyz", scope=b"s", max_tokens=4)
+    assert [type(event) for event in bench.events[again]] == [PromptReady]
+    bench.step()
+    assert bench.events[again][1:] == [Begun(execution={"cached-prompt-tokens": 24})]
+    bench.drain()
+    last = bench.events[again][-1]
+    assert isinstance(last, Finished)
+    assert last.execution["cached-prompt-tokens"] == 24
+    assert len([event for event in bench.events[again] if isinstance(event, Begun)]) == 1
+
+
+def test_a_job_for_which_there_is_no_memory_is_refused_before_anything_of_it_exists() -> None:
+    left = 1 << 30
+    memory = JobMemory(bytes_per_cell=1 << 10, kv_tokens=256, row_bytes=0, available=lambda: left)
+    bench = Bench(memory=memory)
+    first = bench.submit(1, "abc", max_tokens=20)
+    left = 3 << 20  # one job fits, two do not
+    second = bench.submit(2, "abc", max_tokens=20)
+    (refusal,) = bench.events[second]
+    assert isinstance(refusal, Unavailable)
+    assert refusal.code == "insufficient_memory"
+    bench.drain()
+    assert isinstance(bench.events[first][-1], Finished)
+    third = bench.submit(3, "abc", max_tokens=20)
+    bench.drain()
+    assert isinstance(bench.events[third][-1], Finished)
 
 
 @pytest.mark.parametrize(("size", "code"), [(7, None), (8, "context_length_exceeded"), (9, "context_length_exceeded")])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from appliance.engine.batch import EXACT, Exactness, Segment
 from appliance.engine.chat_template import ChatTemplate
+from appliance.engine.memory import JobMemory
 from appliance.engine.prefix_cache import CacheLimits, PrefixCache
 from appliance.engine.prompt import PromptBuilder
 from appliance.engine.scheduler import Limits, Scheduler
@@ -166,6 +167,7 @@ class Bench:
         drafter: str = "off",
         width: int = 4,
         deterministic: bool = False,
+        memory: JobMemory | None = None,
     ) -> None:
         limits = Limits(
             context_length=context_length,
@@ -187,7 +189,7 @@ class Bench:
         self.make_drafter: Callable[[], Drafter] | None = DRAFTERS.get(drafter)
         self._width = width
         self.scheduler = Scheduler(
-            self.runtime, prompts, limits, self.emit, cache=self.cache, speculate=self._speculation
+            self.runtime, prompts, limits, self.emit, cache=self.cache, speculate=self._speculation, memory=memory
         )
 
     def _speculation(self) -> Speculation | None:

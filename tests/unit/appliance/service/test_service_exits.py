@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -190,6 +191,22 @@ async def test_client_gone_in_the_middle(stream: bool) -> None:
         sent = [block for block in wire.blocks if block.startswith(b"data: ")]
         assert claims[-70015]["frames"] == len(sent)
         assert claims[-70014][0]["count"] == 1
+
+
+@BOTH
+@pytest.mark.parametrize("made", [0, 1])
+async def test_a_receipt_tells_how_much_of_the_prompt_was_kept_also_where_the_answer_was_cut_short(
+    stream: bool, made: int
+) -> None:
+    engine, _gate = stuck(after=made)
+    engine.script = replace(engine.script, cached_tokens=7)
+    rig = Rig(engine)
+    wire = rig.post(chat(stream=stream))
+    await settle(lambda: engine.counters.started == 1 and (wire.parts >= 1 + made or not stream))
+    wire.leave()
+    await wire.done()
+    claims = rig.only(wire, "cancelled")
+    assert claims[-70016]["cached-prompt-tokens"] == 7
 
 
 @BOTH
