@@ -11,7 +11,7 @@ import json
 from pydantic.json_schema import models_json_schema
 
 from appliance.api.embeddings import EmbeddingRequest
-from appliance.api.openapi_answers import COUNT, TEXT, Schema, answers, ref
+from appliance.api.openapi_answers import COUNT, NULL, TEXT, Schema, answers, const, ref
 from appliance.api.responses_schema import ITEMS, ResponsesRequest
 from appliance.api.schema import ChatCompletionRequest, Closed, CompletionRequest
 from appliance.api.tokens import DetokenizeRequest, TokenizeRequest
@@ -29,6 +29,14 @@ _REQUESTS: dict[str, tuple[type[Closed], str, str]] = {
     "/v1/detokenize": (DetokenizeRequest, "Detokenization", "The text of tokens"),
 }
 _STREAMED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+# Before OpenAPI 3.2 the schema of this media type is one event's.
+_EVENT: Schema = {
+    "type": "object",
+    "description": "One server-sent event: a JSON object, the last one [DONE]. Comments between events carry "
+    "checkpoints and the receipt (docs/receipt-format.md).",
+    "properties": {"data": TEXT, "event": const("message")},
+    "required": ["data"],
+}
 _KEYED: list[Schema] = [{"key": []}, {}]
 _MEANING = {
     400: "A field, a header or the query is refused; `param` names it.",
@@ -60,6 +68,12 @@ def document() -> Schema:
     )
     schemas: dict[str, Schema] = made["$defs"]
     _describe_items(schemas["ResponsesRequest"])
+    schemas["Message"]["anyOf"] = _MESSAGES
+    schemas["TextFormat"]["oneOf"] = _FORMATS
+    schemas["TokenizeRequest"]["oneOf"] = [
+        {"properties": {"prompt": TEXT, "messages": NULL, "tools": NULL}, "required": ["prompt"]},
+        {"properties": {"prompt": NULL, "messages": {"type": "array"}}, "required": ["messages"]},
+    ]
     return {
         "openapi": VERSION,
         "info": {
@@ -75,6 +89,47 @@ def document() -> Schema:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+# What belongs to which role is checked by `conversation`, behind the class.
+_NO_CALLS: Schema = {"tool_calls": NULL, "tool_call_id": NULL}
+_GIVEN: Schema = {"type": ["string", "array"]}
+_MESSAGES: list[Schema] = [
+    {
+        "properties": {"role": {"enum": ["system", "developer", "user"]}, "content": _GIVEN, **_NO_CALLS},
+        "required": ["role", "content"],
+    },
+    {
+        "properties": {"role": const("assistant"), "content": _GIVEN, "tool_call_id": NULL},
+        "required": ["role", "content"],
+    },
+    {
+        "properties": {
+            "role": const("assistant"),
+            "tool_calls": {"type": "array", "minItems": 1},
+            "tool_call_id": NULL,
+        },
+        "required": ["role", "tool_calls"],
+    },
+    {
+        "properties": {"role": const("tool"), "content": _GIVEN, "tool_call_id": TEXT, "tool_calls": NULL},
+        "required": ["role", "content", "tool_call_id"],
+    },
+]
+
+
+_FORMATS: list[Schema] = [
+    {
+        "properties": {
+            "type": {"enum": ["text", "json_object"]},
+            **dict.fromkeys(("name", "description", "schema", "strict"), NULL),
+        }
+    },
+    {
+        "properties": {"type": const("json_schema"), "name": TEXT, "schema": {"type": "object"}},
+        "required": ["name", "schema"],
+    },
+]
 
 
 def _describe_items(request: Schema) -> None:
@@ -119,13 +174,15 @@ def _inference(path: str) -> Schema:
     kind, answer, summary = _REQUESTS[path]
     content = _json(answer)
     if path in _STREAMED:
-        content["text/event-stream"] = {"schema": TEXT}
+        content[names.MEDIA_EVENT_STREAM] = {"schema": _EVENT}
     operation = _operation(summary, content, (400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 503), keyed=True)
     receipt = {name: {"$ref": f"#/components/headers/{part}"} for name, part in _RECEIPT_HEADERS.items()}
     operation["responses"]["200"]["headers"] = receipt
     operation["parameters"] = [
         _header(names.HEADER_INFERENCE_NONCE, "^([0-9a-fA-F]{2}){8,64}$", "Echoed in the receipt."),
-        _header(names.HEADER_REQUEST_TIMEOUT, r"^[0-9]{1,6}(\.[0-9]{1,6})?$", "Seconds the answer may take, above 0."),
+        _header(
+            names.HEADER_REQUEST_TIMEOUT, r"^(?=.*[1-9])[0-9]{1,6}(\.[0-9]{1,6})?$", "Seconds the answer may take."
+        ),
     ]
     operation["requestBody"] = {"required": True, "content": {names.MEDIA_JSON: {"schema": ref(kind.__name__)}}}
     return operation

@@ -15,6 +15,7 @@ from pydantic import (
     StringConstraints,
     Tag,
     ValidationError,
+    WithJsonSchema,
 )
 from pydantic_core import PydanticCustomError
 
@@ -48,7 +49,7 @@ def _refuse_true(value: bool) -> bool:
     return value
 
 
-Off = Annotated[bool, AfterValidator(_refuse_true)]
+Off = Annotated[bool, AfterValidator(_refuse_true), WithJsonSchema({"const": False})]
 
 
 class Closed(BaseModel):

@@ -101,7 +101,8 @@ class TokenizeDialect(_Whole):
             if request.tools is not None:
                 raise BadRequest("conflicting_fields", "'tools' belong to 'messages'.", param="tools")
             return _call(request.model, request.prompt)
-        chat = chat_call(validated(ChatCompletionRequest, as_sent(request)))
+        given = {name: value for name, value in as_sent(request).items() if value is not None}
+        chat = chat_call(validated(ChatCompletionRequest, given))
         return replace(chat, wanted=_NOTHING, evaluate=False)
 
     def _about(self, prompt: PromptReady) -> Mapping[str, object]:

@@ -133,9 +133,11 @@ def _text(content: object) -> object:
 
 def _response_format(text: object) -> object:
     wanted = text.get("format") if isinstance(text, dict) else None
-    if not isinstance(wanted, dict) or wanted.get("type") != "json_schema":
+    if not isinstance(wanted, dict):
         return wanted
-    return {"type": "json_schema", "json_schema": {name: value for name, value in wanted.items() if name != "type"}}
+    given = {name: value for name, value in wanted.items() if value is not None and name != "type"}
+    kind = {"type": wanted.get("type")}
+    return {**kind, "json_schema": given} if wanted.get("type") == "json_schema" else {**kind, **given}
 
 
 def _tools(tools: object) -> object:
