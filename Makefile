@@ -100,29 +100,37 @@ image-test: ## boot the image under QEMU with a software TPM, ask it through the
 image-relock: image-venv ## renew image/lock.toml: newer packages, and so another measurement
 	@scripts/image/needs.sh build
 	@$(PY) -m image.build relock
+	@$(PY) -m image.ovmf relock
 
 .PHONY: image-venv
 image-venv: $(VENV)/.installed-test
 
 .PHONY: ovmf
-ovmf: $(VENV)/.installed-test ## firmware for SEV-SNP and TDX from Debian's edk2 source (as root; in build/image-firmware)
+ovmf: image-venv ## firmware for SEV-SNP and TDX from Debian's edk2 source (as root; in build/image-firmware)
+	@scripts/image/needs.sh build
 	@$(PY) -m image.ovmf build
 
 .PHONY: ovmf-check
-ovmf-check: $(VENV)/.installed-test ## build the firmware twice and compare
+ovmf-check: image-venv ## build the firmware twice and compare
+	@scripts/image/needs.sh build
 	@$(PY) -m image.ovmf check
 
 .PHONY: ovmf-test
-ovmf-test: $(VENV)/.installed-test ## start the firmware in QEMU: what it starts, what it refuses
+ovmf-test: image-venv ## start the firmware in QEMU, without a TEE: what it starts, what it refuses
+	@scripts/image/needs.sh test
+	@test -f build/image/SHA256SUMS || $(MAKE) --no-print-directory image
+	@test -f build/image-firmware/firmware.json || $(MAKE) --no-print-directory ovmf
 	@$(PY) -m image.ovmf test
 
 .PHONY: eif
-eif: $(VENV)/.installed-test ## enclave image file for AWS Nitro, from what `make image` made
-	@$(PY) -m image.eif --version $(VERSION)
+eif: image-venv ## enclave image file for AWS Nitro, from what make image made (in build/image-eif)
+	@test -f build/image/SHA256SUMS || $(MAKE) --no-print-directory image
+	@$(PY) -m image.eif --version $(VERSION) --model $(MODEL)
 
 .PHONY: oci
-oci: $(VENV)/.installed-test ## container image (OCI layout archive), from what `make image` made
-	@$(PY) -m image.oci --version $(VERSION)
+oci: image-venv ## container image (OCI layout archive), from what make image made (in build/image-oci)
+	@test -f build/image/SHA256SUMS || $(MAKE) --no-print-directory image
+	@$(PY) -m image.oci --version $(VERSION) --model $(MODEL)
 
 .PHONY: check
 check: $(VENV)/.installed-test ## formatting, lint, types, import rules

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -10,6 +12,7 @@ from typing import Final
 from image import tree
 from image.build.errors import BuildError
 from image.build.lock import sha256_file
+from image.build.run import run
 from image.init import service
 from image.tree import Entry
 
@@ -23,6 +26,18 @@ def configuration(base: Path, model_names: Sequence[str]) -> bytes:
     """The appliance's configuration: the file `base`, then the models that are served. Raises OSError."""
     models = "".join(f'\n[[models]]\nname = "{name}"\n' for name in model_names)
     return (base.read_text(encoding="utf-8") + models).encode()
+
+
+def write_models(config: bytes, to: Path, *, store: Path, environ: Mapping[str, str]) -> None:
+    """What callers pin of the models and of this configuration, as the appliance computes it: a plan's `models`.
+
+    Raises BuildError.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "config.toml"
+        file.write_bytes(config)
+        command: list[str | Path] = [sys.executable, "-m", "appliance", "reference-values", "--config", file]
+        to.write_bytes(run(command, environ={**environ, "APPLIANCE_STORE_MODELS_DIR": str(store)}))
 
 
 def default_store(environ: Mapping[str, str]) -> Path:

@@ -59,6 +59,9 @@ def _write(options: argparse.Namespace) -> int:
     with partial.open("wb") as file:
         eif.write_to(image, file)
     partial.rename(options.out)
+    config = service.configuration(build.FOLDER / "enclave.toml", (options.model,))
+    models = options.out.with_name("models.toml")
+    service.write_models(config, models, store=options.store, environ=dict(os.environ))  # noqa: TID251
     print(f"{options.out}: {options.out.stat().st_size} bytes")
     for number, value in enumerate(image.pcrs()):
         print(f"PCR{number} {value.hex()}")

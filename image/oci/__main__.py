@@ -48,6 +48,9 @@ def _write(options: argparse.Namespace) -> int:
         compress=lambda tar, to: _gzip(tools, tar, to),
     )
     layout.read_manifest(options.out)
+    config = service.configuration(build.FOLDER / "container.toml", (options.model,))
+    models = options.out.with_name("models.toml")
+    service.write_models(config, models, store=options.store, environ=dict(os.environ))  # noqa: TID251
     print(f"{options.out}: {options.out.stat().st_size} bytes")
     print(f"manifest sha256:{digest.hex()}")
     return 0
