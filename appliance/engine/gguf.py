@@ -81,7 +81,7 @@ def facts_of(metadata: Mapping[str, object], *, chat_template: str | None = None
         raise BootError(f"the model's metadata says {architecture}.context_length = {context_length}")
     pooling_type = metadata.get(f"{architecture}.pooling_type", 0)
     causal = metadata.get(f"{architecture}.attention.causal", True)
-    if not isinstance(pooling_type, int) or not isinstance(causal, bool):
+    if not isinstance(pooling_type, int) or isinstance(pooling_type, bool) or not isinstance(causal, bool):
         raise BootError("the model's metadata have a pooling_type or an attention.causal of the wrong type")
     tokens = metadata.get("tokenizer.ggml.tokens")
     template = chat_template
