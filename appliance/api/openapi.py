@@ -11,7 +11,7 @@ import json
 from pydantic.json_schema import models_json_schema
 
 from appliance.api.embeddings import EmbeddingRequest
-from appliance.api.openapi_answers import COUNT, NULL, TEXT, Schema, answers, const, ref
+from appliance.api.openapi_answers import ANSWERS, COUNT, NULL, TEXT, Schema, const, ref
 from appliance.api.responses_schema import ITEMS, ResponsesRequest
 from appliance.api.schema import ChatCompletionRequest, Closed, CompletionRequest
 from appliance.api.tokens import DetokenizeRequest, TokenizeRequest
@@ -84,7 +84,7 @@ def document() -> Schema:
         },
         "paths": _paths(),
         "components": {
-            "schemas": {**schemas, **answers()},
+            "schemas": {**schemas, **ANSWERS},
             "headers": _headers(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },

@@ -111,108 +111,105 @@ _STATED: dict[str, Schema] = {name: {} for name in wire.stated({})}
 _TOKENS: dict[str, Schema] = {**_ENVELOPE, "count": COUNT, "max_model_len": COUNT}
 
 
-def answers() -> dict[str, Schema]:
-    """Component schemas by name."""
-    return {
-        "Error": closed(
-            {"error": closed({"message": TEXT, "type": TEXT, "param": or_null(TEXT), "code": TEXT})},
-        ),
-        "ChatCompletion": closed(
-            {
-                "id": _identifier("chatcmpl-"),
-                "object": const("chat.completion"),
-                **_ENVELOPE,
-                "choices": listed(
-                    closed(
-                        {
-                            "index": COUNT,
-                            "message": closed(
-                                {"role": const("assistant"), "content": or_null(TEXT), "refusal": NULL},
-                                {"reasoning_content": TEXT, "tool_calls": listed(_CALL)},
-                            ),
-                            "logprobs": or_null(_CHAT_LOGPROBS),
-                            "finish_reason": _FINISH,
-                        }
-                    )
-                ),
-                "usage": _USAGE,
-            }
-        ),
-        "Completion": closed(
-            {
-                "id": _identifier("cmpl-"),
-                "object": const("text_completion"),
-                **_ENVELOPE,
-                "choices": listed(
-                    closed(
-                        {"index": COUNT, "text": TEXT, "logprobs": or_null(_TEXT_LOGPROBS), "finish_reason": _FINISH}
-                    )
-                ),
-                "usage": _USAGE,
-            }
-        ),
-        "Response": closed(
-            {
-                **_STATED,
-                "id": _identifier("resp_"),
-                "object": const(wire.OBJECT),
-                "created_at": COUNT,
-                "status": {"enum": [wire.STATUS_COMPLETED, wire.STATUS_INCOMPLETE]},
-                "error": NULL,
-                "incomplete_details": or_null(closed({"reason": const(wire.REASON_LENGTH)})),
-                "model": TEXT,
-                "output": listed({"anyOf": [_MESSAGE_ITEM, _CALL_ITEM]}),
-                "store": const(False),
-                "temperature": NUMBER,
-                "top_p": NUMBER,
-                "usage": _RESPONSE_USAGE,
-            }
-        ),
-        "Embeddings": closed(
-            {
-                "id": _identifier("embd-"),
-                "object": const("list"),
-                "model": TEXT,
-                "data": listed(
-                    closed(
-                        {
-                            "object": const("embedding"),
-                            "index": COUNT,
-                            "embedding": {"anyOf": [listed(NUMBER), {"type": "string", "contentEncoding": "base64"}]},
-                        }
-                    )
-                ),
-                "usage": closed({"prompt_tokens": COUNT, "total_tokens": COUNT}),
-            }
-        ),
-        "Tokenization": closed(
-            {"id": _identifier("tok-"), "object": const("tokenization"), **_TOKENS, "tokens": listed(COUNT)}
-        ),
-        "Detokenization": closed(
-            {"id": _identifier("detok-"), "object": const("detokenization"), **_TOKENS, "prompt": TEXT}
-        ),
-        "Models": closed(
-            {
-                "object": const("list"),
-                "data": listed(
-                    closed(
-                        {
-                            "id": TEXT,
-                            "object": const("model"),
-                            "created": COUNT,
-                            "owned_by": const("attested-inference"),
-                        }
-                    )
-                ),
-            }
-        ),
-        "Attestation": closed(
-            {
-                "claims": TEXT,
-                "evidence": listed(listed(TEXT)),
-                "channel-proof": TEXT,
-                "endorsements": listed(listed(TEXT)),
-                "event-logs": listed(listed(TEXT)),
-            }
-        ),
-    }
+ANSWERS: dict[str, Schema] = {
+    "Error": closed(
+        {"error": closed({"message": TEXT, "type": TEXT, "param": or_null(TEXT), "code": TEXT})},
+    ),
+    "ChatCompletion": closed(
+        {
+            "id": _identifier("chatcmpl-"),
+            "object": const("chat.completion"),
+            **_ENVELOPE,
+            "choices": listed(
+                closed(
+                    {
+                        "index": COUNT,
+                        "message": closed(
+                            {"role": const("assistant"), "content": or_null(TEXT), "refusal": NULL},
+                            {"reasoning_content": TEXT, "tool_calls": listed(_CALL)},
+                        ),
+                        "logprobs": or_null(_CHAT_LOGPROBS),
+                        "finish_reason": _FINISH,
+                    }
+                )
+            ),
+            "usage": _USAGE,
+        }
+    ),
+    "Completion": closed(
+        {
+            "id": _identifier("cmpl-"),
+            "object": const("text_completion"),
+            **_ENVELOPE,
+            "choices": listed(
+                closed({"index": COUNT, "text": TEXT, "logprobs": or_null(_TEXT_LOGPROBS), "finish_reason": _FINISH})
+            ),
+            "usage": _USAGE,
+        }
+    ),
+    "Response": closed(
+        {
+            **_STATED,
+            "id": _identifier("resp_"),
+            "object": const(wire.OBJECT),
+            "created_at": COUNT,
+            "status": {"enum": [wire.STATUS_COMPLETED, wire.STATUS_INCOMPLETE]},
+            "error": NULL,
+            "incomplete_details": or_null(closed({"reason": const(wire.REASON_LENGTH)})),
+            "model": TEXT,
+            "output": listed({"anyOf": [_MESSAGE_ITEM, _CALL_ITEM]}),
+            "store": const(False),
+            "temperature": NUMBER,
+            "top_p": NUMBER,
+            "usage": _RESPONSE_USAGE,
+        }
+    ),
+    "Embeddings": closed(
+        {
+            "id": _identifier("embd-"),
+            "object": const("list"),
+            "model": TEXT,
+            "data": listed(
+                closed(
+                    {
+                        "object": const("embedding"),
+                        "index": COUNT,
+                        "embedding": {"anyOf": [listed(NUMBER), {"type": "string", "contentEncoding": "base64"}]},
+                    }
+                )
+            ),
+            "usage": closed({"prompt_tokens": COUNT, "total_tokens": COUNT}),
+        }
+    ),
+    "Tokenization": closed(
+        {"id": _identifier("tok-"), "object": const("tokenization"), **_TOKENS, "tokens": listed(COUNT)}
+    ),
+    "Detokenization": closed(
+        {"id": _identifier("detok-"), "object": const("detokenization"), **_TOKENS, "prompt": TEXT}
+    ),
+    "Models": closed(
+        {
+            "object": const("list"),
+            "data": listed(
+                closed(
+                    {
+                        "id": TEXT,
+                        "object": const("model"),
+                        "created": COUNT,
+                        "owned_by": const("attested-inference"),
+                    }
+                )
+            ),
+        }
+    ),
+    "Attestation": closed(
+        {
+            "claims": TEXT,
+            "evidence": listed(listed(TEXT)),
+            "channel-proof": TEXT,
+            "endorsements": listed(listed(TEXT)),
+            "event-logs": listed(listed(TEXT)),
+        }
+    ),
+}
+"""Component schemas by name."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from appliance.api.responses import ResponsesDialect
 from appliance.engine.tools import CallDelta
@@ -276,3 +278,29 @@ def test_the_chat_form() -> None:
         "unknown": 1,
     }
     assert wire.chat_form({"model": "m", "input": "x", "store": True})["store"] is True
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["id", "type", "text"]), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(CASES)), st.data())
+def test_whatever_stands_in_an_answer_it_is_read_or_malformed(name: str, data: st.DataObject) -> None:
+    pieces, finish, fields = CASES[name]
+    whole, events = told(pieces, finish, **fields)
+    index = data.draw(st.integers(0, len(events)))
+    document = json.loads(whole) if index == len(events) else events[index]
+    path = data.draw(st.sampled_from(sorted(leaves(document), key=str)))
+    cut = data.draw(st.integers(1, len(path)))
+    holder: Any = document
+    for step in path[: cut - 1]:
+        holder = holder[step]
+    holder[path[cut - 1]] = data.draw(JSON)
+    if index == len(events):
+        told_by(lambda: read_response(json.dumps(document).encode()))
+    else:
+        told_by(lambda: collect(events))
