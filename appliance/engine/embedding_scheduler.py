@@ -23,6 +23,9 @@ from appliance.engine.embedding import (
 from appliance.engine.types import Finished, TokenPrompt
 from appliance.errors import ApplianceError, BadRequest, EngineFailed
 
+PART_CHARACTERS = 1 << 16
+CUT_TOKENS = 256
+
 Emit = Callable[[bytes, EmbeddingEvent | ApplianceError], None]
 
 
@@ -73,6 +76,7 @@ class EmbeddingScheduler:
         self._emit = emit
         self._jobs: OrderedDict[bytes, _Running] = OrderedDict()
         self._tokens = self._vectors = self._failed = 0
+        self._around = self._controls(model.tokenize_input(""))  # control tokens that stand around every text
 
     @property
     def idle(self) -> bool:
@@ -200,20 +204,37 @@ class EmbeddingScheduler:
             text = b"".join(model.piece(token) for token in item.tokens).decode("utf-8", "replace")
             tokens = item.tokens
         else:
+            self._check_size(item, param)
             text, tokens = item, tuple(model.tokenize_input(item))
             # Some tokenizers merge ordinary pieces up to a control token's text even when told not to parse it.
-            if not model.control_ids.isdisjoint(model.tokenize(item, parse_special=False)):
+            if self._controls(tokens) > self._around:
                 message = f"{param} contains text that the model reads as a control token."
                 raise BadRequest("control_token_in_content", message, param=param)
         if not tokens:
             raise BadRequest("empty_prompt", f"{param} has no tokens.", param=param)
         if len(tokens) > self._limits.context_length:
-            raise BadRequest(
-                "context_length_exceeded",
-                f"{param} has {len(tokens)} tokens; the context holds {self._limits.context_length}.",
-                param=param,
-            )
+            raise self._too_long(param, f"{len(tokens)}")
         return text, tokens
+
+    def _check_size(self, text: str, param: str) -> None:
+        """Refuse a huge text by its beginning: reading megabytes of it would hold up everybody else for seconds.
+
+        What is cut at the end of a part may take more tokens than it would uncut, which is allowed for.
+        """
+        limit, seen = self._limits.context_length, 0
+        if len(text) <= PART_CHARACTERS:
+            return
+        for start in range(0, len(text), PART_CHARACTERS):
+            seen += len(self._model.tokenize(text[start : start + PART_CHARACTERS], parse_special=False)) - CUT_TOKENS
+            if seen > limit:
+                raise self._too_long(param, f"more than {limit}")
+
+    def _too_long(self, param: str, count: str) -> BadRequest:
+        message = f"{param} has {count} tokens; the context holds {self._limits.context_length}."
+        return BadRequest("context_length_exceeded", message, param=param)
+
+    def _controls(self, tokens: Sequence[int]) -> int:
+        return sum(token in self._model.control_ids for token in tokens)
 
 
 def normalized(vector: npt.NDArray[np.float32], dimensions: int) -> bytes | None:

@@ -28,7 +28,7 @@ from appliance.engine.embedding import (
     unpack_embedding_event,
     unpack_job,
 )
-from appliance.engine.embedding_scheduler import EmbeddingLimits, EmbeddingScheduler, normalized
+from appliance.engine.embedding_scheduler import PART_CHARACTERS, EmbeddingLimits, EmbeddingScheduler, normalized
 from appliance.engine.gguf import ModelFacts, facts_of
 from appliance.engine.messages import pack_event
 from appliance.engine.pooling import resolve_pooling
@@ -229,6 +229,33 @@ def test_what_one_answer_holds_is_bounded_before_anything_is_evaluated() -> None
     long = Harness(context_length=MAX_TOKENS)
     long.submit(1, "a" * (MAX_TOKENS - 10), "b" * 10)
     assert long.error().code == "too_many_tokens"
+
+
+def test_a_huge_text_is_refused_by_its_beginning() -> None:
+    harness = Harness(context_length=16)
+    read: list[int] = []
+    tokenize = harness.model.tokenize
+
+    def counting(text: str, *, parse_special: bool) -> list[int]:
+        read.append(len(text))
+        return tokenize(text, parse_special=parse_special)
+
+    harness.model.tokenize = counting  # type: ignore[method-assign]
+    harness.submit(1, "a" * (20 * PART_CHARACTERS))
+    assert harness.error().code == "context_length_exceeded"
+    assert "more than 16" in harness.error().message
+    assert sum(read) == PART_CHARACTERS
+
+
+def test_a_long_text_of_few_tokens_is_read_to_its_end() -> None:
+    harness = Harness(context_length=16)
+    tokenize = harness.model.tokenize
+    harness.model.tokenize = lambda text, *, parse_special: tokenize(  # type: ignore[method-assign]
+        text.strip(), parse_special=parse_special
+    )
+    harness.submit(1, " " * (3 * PART_CHARACTERS) + "a")
+    harness.run()
+    assert sorted(harness.vectors(1)) == [0]
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
