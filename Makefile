@@ -127,6 +127,12 @@ eif: image-venv ## enclave image file for AWS Nitro, from what make image made (
 	@test -f build/image/SHA256SUMS || $(MAKE) --no-print-directory image
 	@$(PY) -m image.eif --version $(VERSION) --model $(MODEL)
 
+.PHONY: eif-test
+eif-test: image-venv ## boot what the enclave image file holds, in QEMU, up to where only an enclave could go on
+	@scripts/image/needs.sh test
+	@test -f build/image-eif/appliance.eif || $(MAKE) --no-print-directory eif
+	@$(PY) -m image.eif.trial
+
 .PHONY: oci
 oci: image-venv ## container image (OCI layout archive), from what make image made (in build/image-oci)
 	@test -f build/image/SHA256SUMS || $(MAKE) --no-print-directory image

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from image import trial
 from image.build import lock
 from image.build.errors import BuildError
 from image.measure import snp, tdvf
@@ -65,9 +66,9 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _test(options: argparse.Namespace) -> int:
-    for trial in boot.trials(options.firmware, options.image):
-        seconds = boot.run(trial, environ=_environ(), limit_s=_BOOT_LIMIT_S)
-        print(f"{trial.firmware.name}, {trial.what}: {trial.shows.decode()!r} after {seconds:.1f} s")
+    for one in boot.trials(options.firmware, options.image):
+        seconds = trial.run(one, environ=_environ(), limit_s=_BOOT_LIMIT_S)
+        print(f"{one}: {one.shows.decode()!r} after {seconds:.1f} s")
     return 0
 
 
