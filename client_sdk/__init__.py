@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from client_sdk.saved import SaveError as SaveError
     from client_sdk.saved import VerifiedSavedAnswer as VerifiedSavedAnswer
     from client_sdk.saved import verify_saved as verify_saved
+    from client_sdk.tokens import Tokens as Tokens
     from client_sdk.verifier import AttestationResult as AttestationResult
 
 _HOMES = {
@@ -58,6 +59,7 @@ _HOMES = {
     "policy": ("Policy", "UnsafeAcceptInsecure"),
     "receipts": ("VerifiedReceipt",),
     "saved": ("SaveError", "VerifiedSavedAnswer", "verify_saved"),
+    "tokens": ("Tokens",),
     "verifier": ("AttestationResult",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

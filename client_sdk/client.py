@@ -12,12 +12,14 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import httpx
 
 from client_sdk.answer_streams import AnswerStream, AsyncAnswerStream, StreamReader, sdk_errors
+from client_sdk.answer_tokens import ROUTE_DETOKENIZE, ROUTE_TOKENIZE
 from client_sdk.answers import Answer, Messages, Pending, Verified, chat_body, read_answer, refusal
 from client_sdk.embedding_content import ROUTE_EMBEDDINGS
 from client_sdk.embeddings import Embeddings, Inputs, embedding_body, read_verified
@@ -28,6 +30,7 @@ from client_sdk.receipt_chain import Gap
 from client_sdk.receipts import VerifiedReceipt
 from client_sdk.saved import save_answer
 from client_sdk.surroundings import Surroundings, of_this_process
+from client_sdk.tokens import Tokens, detokenize_body, read_detokenized, read_tokenized, tokenize_body
 from client_sdk.transport import AsyncVerifyingTransport, VerifyingTransport
 from client_sdk.verifier import AttestationResult
 from client_sdk.vsock import parse_appliance_address
@@ -232,6 +235,19 @@ class Appliance(_Common):
             response = self.http.post(ROUTE_EMBEDDINGS, json=body)
         return read_verified(*_answered(response))
 
+    def tokenize(self, prompt: Messages, *, model: str, tools: Sequence[Mapping[str, Any]] | None = None) -> Tokens:
+        """The tokens the model sees of a raw text, or of messages and the tools they are told about; verified."""
+        body = tokenize_body(prompt, model=model, tools=tools)
+        with sdk_errors():
+            response = self.http.post(ROUTE_TOKENIZE, json=body)
+        return read_tokenized(prompt, *_answered(response))
+
+    def detokenize(self, tokens: Sequence[int], *, model: str) -> Tokens:
+        """The text of tokens, verified."""
+        with sdk_errors():
+            response = self.http.post(ROUTE_DETOKENIZE, json=detokenize_body(tokens, model=model))
+        return read_detokenized(tokens, *_answered(response))
+
     def openai(self, **options: Any) -> openai.OpenAI:
         """The stock openai client through this transport (extra `openai`). No retries unless `max_retries` is given.
 
@@ -320,6 +336,21 @@ class AsyncAppliance(_Common):
         with sdk_errors():
             response = await self.http.post(ROUTE_EMBEDDINGS, json=body)
         return read_verified(*_answered(response))
+
+    async def tokenize(
+        self, prompt: Messages, *, model: str, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> Tokens:
+        """See Appliance.tokenize."""
+        body = tokenize_body(prompt, model=model, tools=tools)
+        with sdk_errors():
+            response = await self.http.post(ROUTE_TOKENIZE, json=body)
+        return read_tokenized(prompt, *_answered(response))
+
+    async def detokenize(self, tokens: Sequence[int], *, model: str) -> Tokens:
+        """See Appliance.detokenize."""
+        with sdk_errors():
+            response = await self.http.post(ROUTE_DETOKENIZE, json=detokenize_body(tokens, model=model))
+        return read_detokenized(tokens, *_answered(response))
 
     def openai(self, **options: Any) -> openai.AsyncOpenAI:
         """See Appliance.openai; the asynchronous client."""

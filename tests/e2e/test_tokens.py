@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from client_sdk import Appliance, Policy, Rejection, VerificationError
+from client_sdk import Appliance, ApplianceError, AsyncAppliance, Policy, Rejection, VerificationError
 from client_sdk.answers import chat_body
 from client_sdk.receipts import VerifiedReceipt
 from client_sdk.saved import verify_saved
@@ -63,6 +63,23 @@ def test_tokens_are_those_that_an_answer_is_made_from(appliance: Appliance) -> N
     plain = client.completions.create(model=MODEL, prompt=QUESTION, temperature=0, max_tokens=1)
     assert plain.usage is not None
     assert plain.usage.prompt_tokens == raw["count"]
+
+
+async def test_the_clients_own_methods(server: Served, policy: Policy, appliance: Appliance) -> None:
+    there = appliance.tokenize(QUESTION, model=MODEL)
+    back = appliance.detokenize(there.tokens, model=MODEL)
+    assert (there.text, back.text, back.tokens) == (QUESTION, QUESTION, there.tokens)
+    assert there.context_length == back.context_length > len(there.tokens)
+    assert appliance.receipt_for(there.response_id) is there.receipt
+    messages = [{"role": "user", "content": QUESTION}]
+    chat = appliance.tokenize(messages, model=MODEL, tools=TOOLS)
+    assert chat.text is None
+    async with AsyncAppliance(server.url, policy=policy) as other:
+        assert (await other.tokenize(messages, model=MODEL, tools=TOOLS)).tokens == chat.tokens
+        assert (await other.detokenize(there.tokens, model=MODEL)).text == QUESTION
+    with pytest.raises(ApplianceError) as caught:
+        appliance.tokenize("", model=MODEL)
+    assert (caught.value.code, caught.value.verified) == ("invalid_field", True)
 
 
 def test_text_longer_than_the_context_is_counted(appliance: Appliance) -> None:
