@@ -118,10 +118,11 @@ def _bench(plan: Plan, json_path: Path | None, plot_path: Path | None) -> int:
         json_path.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
     if plot_path is not None:
         plot.draw(runs, plot_path, _caption(runs, environment, decision))
-    return _status(decision)
+    return exit_status(decision)
 
 
-def _status(decision: Decision | None) -> int:
+def exit_status(decision: Decision | None) -> int:
+    """0 where there was nothing to decide or the candidate won; else one of the two numbers above."""
     from appliance.bench.decision import Verdict
 
     if decision is None or decision.verdict is Verdict.CANDIDATE:

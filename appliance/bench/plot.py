@@ -14,6 +14,8 @@ _MS = 1000.0
 _MIB = 1 << 20
 _DOTS_PER_INCH = 120
 _HEADROOM = 1.08
+_OUTLIERS_FROM = 5
+"""Points above so many times the largest median lie outside: one stray number must not flatten all the others."""
 
 _PANELS: Sequence[tuple[str, Callable[[Run], Sequence[float | None]]]] = (
     ("request-wide throughput [tokens/s]", lambda run: [run.throughput]),
@@ -53,17 +55,17 @@ def draw(runs: Sequence[Run], path: Path, caption: str) -> None:
 def _draw_panel(panel: Any, title: str, runs: Sequence[Run], read: Callable[[Run], Sequence[float | None]]) -> None:
     """Runs from left to right as they were made; a point for each number, a bar at the median of the run."""
     panel.set_title(title, fontsize=9)
-    top = 0.0
+    top = middle = 0.0
     for position, run in enumerate(runs):
         values = sorted(value for value in read(run) if value is not None)
         if not values:
             continue
-        top = max(top, values[-1])
+        top, middle = max(top, values[-1]), max(middle, values[len(values) // 2])
         panel.plot([position] * len(values), values, "o", ms=3, alpha=0.45, color=_COLOURS[run.arm])
         panel.plot([position - 0.3, position + 0.3], [values[len(values) // 2]] * 2, lw=2, color=_COLOURS[run.arm])
     panel.set_xticks(range(len(runs)), [run.arm.value[0].upper() for run in runs], fontsize=7)
     if top:
-        panel.set_ylim(0, top * _HEADROOM)
+        panel.set_ylim(0, min(top, middle * _OUTLIERS_FROM) * _HEADROOM)
     else:
         panel.text(0.5, 0.5, "none", ha="center", va="center", transform=panel.transAxes)
         panel.set_yticks([])

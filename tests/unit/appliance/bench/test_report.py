@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from appliance import cli_bench
 from appliance.bench import plot, report
 from appliance.bench.decision import decide
 from appliance.bench.environment import describe, source_revision
@@ -118,6 +119,22 @@ def test_the_plot_is_a_picture(tmp_path: Path) -> None:
 def test_a_plot_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(BootError, match="cannot write"):
         plot.draw(comparison(1.5), tmp_path / "nowhere" / "plot.png", "")
+
+
+def test_the_exit_status_is_zero_only_where_the_candidate_may_become_the_default() -> None:
+    changed = with_samples(lambda sample: replace(sample, digest=b"\xff" * 32))
+    slow = with_samples(lambda sample: replace(sample, total_s=9.0))
+    forgetful = with_samples(lambda sample: replace(sample, cached_tokens=0))
+    assert cli_bench.exit_status(None) == 0
+    assert cli_bench.exit_status(decide(comparison(1.5))) == 0
+    for runs in (
+        comparison(1.0),
+        comparison(0.5),
+        comparison(1.5, candidate=slow),
+        comparison(1.5, candidate=forgetful),
+    ):
+        assert cli_bench.exit_status(decide(runs)) == cli_bench.EXIT_BASELINE_STAYS == 3
+    assert cli_bench.exit_status(decide(comparison(9.0, candidate=changed))) == cli_bench.EXIT_OUTPUT_DIFFERS == 10
 
 
 def test_numbers_that_do_not_exist() -> None:
