@@ -17,6 +17,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests import minilm
 from tests.e2e.programs import MODEL, Served, environment, free_port
 
 HERE = Path(__file__).parent / "node"
@@ -49,10 +50,13 @@ def node_modules() -> Path:
 
 
 @pytest.fixture(scope="module")
-def base_url(workspace: Path) -> Iterator[str]:
-    """An appliance with a listener without TLS beside the attested one."""
+def base_url(workspace: Path, minilm_gguf: Path) -> Iterator[str]:
+    """An appliance of two models, with a listener without TLS beside the attested one."""
+    assert minilm_gguf.exists()
     address = f"127.0.0.1:{free_port()}"
-    with Served(workspace / "plain", environ={"APPLIANCE_SERVER_UNSAFE_PLAIN_HTTP_LISTEN": address}):
+    arguments = ("--model", MODEL, "--model", minilm.NAME, "--attester", "insecure")
+    environ = {"APPLIANCE_SERVER_UNSAFE_PLAIN_HTTP_LISTEN": address}
+    with Served(workspace / "plain", arguments=arguments, environ=environ):
         yield f"http://{address}/v1"
 
 
@@ -60,7 +64,7 @@ def base_url(workspace: Path) -> Iterator[str]:
 def result(base_url: str, node_modules: Path) -> dict[str, Any]:
     """What `check.mjs` printed."""
     ran = subprocess.run(
-        ["node", str(HERE / "check.mjs"), base_url, MODEL],
+        ["node", str(HERE / "check.mjs"), base_url, MODEL, minilm.NAME],
         env=environment({"NODE_MODULES_AT": str(node_modules.parent)}),
         capture_output=True,
         text=True,
@@ -80,7 +84,7 @@ def python(base_url: str) -> Iterator[openai.OpenAI]:
 
 def test_models_chat_and_stream(result: dict[str, Any], python: openai.OpenAI) -> None:
     expected = python.chat.completions.create(messages=QUESTION, max_tokens=12, **GREEDY)
-    assert result["models"] == [MODEL]
+    assert result["models"] == [MODEL, minilm.NAME]
     assert result["chat"] == result["chatStream"] == expected.choices[0].message.content
     assert expected.usage is not None
     for usage in (result["usage"], result["streamUsage"]):
@@ -122,6 +126,11 @@ def test_responses(result: dict[str, Any], python: openai.OpenAI) -> None:
     ]
     assert result["responseCall"]["name"] == "get_weather"
     assert result["responseFollowed"] == "message"
+
+
+def test_embeddings(result: dict[str, Any], python: openai.OpenAI) -> None:
+    expected = python.embeddings.create(model=minilm.NAME, input=["one", "two"])
+    assert result["embeddings"] == [vector.embedding for vector in expected.data]
 
 
 def test_refusals_name_the_field(result: dict[str, Any]) -> None:

@@ -95,7 +95,7 @@ result.responseFollowed = followed.output[0].type;
 
 if (embedding) {
   const vectors = await client.embeddings.create({ model: embedding, input: ["one", "two"] });
-  result.embeddings = vectors.data.map((one) => one.embedding.length);
+  result.embeddings = vectors.data.map((one) => Array.from(one.embedding));
 }
 
 try {
