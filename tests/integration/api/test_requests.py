@@ -391,7 +391,6 @@ def test_no_continue_is_asked_for_a_body_that_is_refused(shared: Running) -> Non
         ("POST", "/v1/rerank", (404, "route_not_found", None)),
         ("GET", "/", (404, "route_not_found", None)),
         ("GET", "/docs", (404, "route_not_found", None)),
-        ("GET", "/openapi.json", (404, "route_not_found", None)),
         ("GET", "/metrics", (404, "route_not_found", None)),
         ("GET", "/v1/receipts/xyz", (404, "receipt_not_found", None)),
     ],
