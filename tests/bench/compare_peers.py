@@ -23,7 +23,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -62,6 +62,8 @@ class Row:
     busy_cores: float
     same_output: bool = True
     """False where two runs had to say the same and did not: then no speed counts."""
+    cpu_s: tuple[float, float] | None = None
+    """CPU seconds of a sample of ours and of theirs, medians."""
     allowance: float | None = None
     """For what is better the smaller it is: how much more than theirs ours may be."""
 
@@ -69,6 +71,10 @@ class Row:
     def ratio(self) -> float:
         ours, theirs = statistics.median(self.ours), statistics.median(self.theirs)
         return ours / theirs if self.allowance is None else (theirs + self.allowance) / ours
+
+    @property
+    def cpu_ratio(self) -> float | None:
+        return None if self.cpu_s is None else self.cpu_s[1] / self.cpu_s[0]
 
     @property
     def met(self) -> bool:
@@ -85,6 +91,7 @@ class Row:
             "met": self.met,
             "same_output": self.same_output,
             "busy_cores": round(self.busy_cores, 2),
+            "cpu_s": self.cpu_s,
             "samples": {"ours": list(self.ours), "theirs": list(self.theirs)},
         }
 
@@ -178,13 +185,30 @@ ROWS = (*MEASURES, "memory", *OWN)
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def alternate(work: Work, ours: Server, theirs: Server, rounds: int) -> tuple[list[float], list[float]]:
+@dataclass(slots=True)
+class Turns:
+    """What was taken in turns."""
+
+    ours: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+    cpu_ours: list[float] = field(default_factory=list)
+    cpu_theirs: list[float] = field(default_factory=list)
+
+    @property
+    def cpu_s(self) -> tuple[float, float]:
+        return statistics.median(self.cpu_ours), statistics.median(self.cpu_theirs)
+
+
+def alternate(work: Work, ours: Server, theirs: Server, rounds: int) -> Turns:
     """`rounds` samples of ours and of theirs, taken A B B A ..., with prompts alike for both and new each time."""
-    taken: dict[bool, list[float]] = {True: [], False: []}
+    turns = Turns()
     for number in range(rounds):
         for mine in (True, False) if number % 2 == 0 else (False, True):
-            taken[mine].append(work(ours if mine else theirs, number))
-    return taken[True], taken[False]
+            server = ours if mine else theirs
+            before = server.cpu_s()
+            (turns.ours if mine else turns.theirs).append(work(server, number))
+            (turns.cpu_ours if mine else turns.cpu_theirs).append(server.cpu_s() - before)
+    return turns
 
 
 def memory_row(appliance: ServedAppliance, peer: Peer) -> Row:
@@ -224,19 +248,20 @@ def own_lookup_row(threads: str, rounds: int) -> Row:
         settings(threads, ENGINE_SPECULATION="off"),
         ServedAppliance() as plain,
     ):
-        ours, theirs = Server(guessing.port, tls=True), Server(plain.port, tls=True)
+        ours, theirs = (Server(each.port, tls=True, pids=(each.api_pid, *each.workers)) for each in (guessing, plain))
         neighbours = Neighbours([pid for each in (guessing, plain) for pid in (each.api_pid, *each.workers)])
         for server in (ours, theirs):
             server.stream(PROMPT, 8)
-        with_it, without = alternate(editing, ours, theirs, rounds)
+        turns = alternate(editing, ours, theirs, rounds)
         busy = neighbours.cores()
     return Row(
         name="own-lookup",
         unit="tokens/s, with and without",
         target=1.5,
-        ours=with_it,
-        theirs=without,
+        ours=turns.ours,
+        theirs=turns.theirs,
         busy_cores=busy,
+        cpu_s=turns.cpu_s,
         same_output=all(len(each) == 1 for each in digests.values()),
     )
 
@@ -273,16 +298,24 @@ def against_peer(options: argparse.Namespace, chosen: Sequence[str], facts: dict
         threads = picked_threads(metrics)
         facts["threads"] = threads
         peer = stack.enter_context(Peer(binary, model, threads=threads, cells=CELLS, slots=SLOTS))
-        ours, theirs = Server(appliance.port, tls=True), Server(peer.port, tls=False)
+        ours = Server(appliance.port, tls=True, pids=(appliance.api_pid, *appliance.workers))
+        theirs = Server(peer.port, tls=False, pids=(peer.pid,))
         for server in (ours, theirs):
             server.stream(PROMPT, 8)
         neighbours = Neighbours((appliance.api_pid, *appliance.workers, peer.pid))
         for name in (name for name in chosen if name in MEASURES):
             work, unit, target = MEASURES[name]
             neighbours.cores()
-            mine, other = alternate(work, ours, theirs, options.rounds)
-            busy = neighbours.cores()
-            yield Row(name=name, unit=unit, target=target, ours=mine, theirs=other, busy_cores=busy)
+            turns = alternate(work, ours, theirs, options.rounds)
+            yield Row(
+                name=name,
+                unit=unit,
+                target=target,
+                ours=turns.ours,
+                theirs=turns.theirs,
+                busy_cores=neighbours.cores(),
+                cpu_s=turns.cpu_s,
+            )
         if "own-prefix" in chosen:
             neighbours.cores()
             yield own_prefix_row(ours, options.rounds, neighbours.cores)
@@ -308,13 +341,14 @@ def main() -> int:
     options = parser.parse_args()
     facts: dict[str, object] = {"peer": f"{PACKAGE} {VERSION}" if options.peer is None else str(options.peer.name)}
     done: list[Row] = []
-    print(f"{'work':<18} {'ours':>9} {'theirs':>9} {'ratio':>7} {'target':>7} {'others':>7}")
+    print(f"{'work':<18} {'ours':>9} {'theirs':>9} {'ratio':>7} {'target':>7} {'cpu':>6} {'others':>7}")
     for row in rows(options, facts):
         done.append(row)
+        cpu = "-" if row.cpu_ratio is None else f"{row.cpu_ratio:.2f}"
         verdict = "" if row.met else ("  SHORT" if row.same_output else "  OUTPUT DIFFERS")
         print(
             f"{row.name:<18} {statistics.median(row.ours):>9.2f} {statistics.median(row.theirs):>9.2f} "
-            f"{row.ratio:>7.3f} {row.target:>7.2f} {row.busy_cores:>7.2f}  {row.unit}{verdict}",
+            f"{row.ratio:>7.3f} {row.target:>7.2f} {cpu:>6} {row.busy_cores:>7.2f}  {row.unit}{verdict}",
             flush=True,
         )
     if options.rounds < VERDICT_SAMPLES:

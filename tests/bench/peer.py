@@ -56,7 +56,11 @@ def find_server(root: Path) -> Path:
                 link.symlink_to(target)
     for found in sorted(root.rglob("llama-server")):
         # The package also has a launcher of this name, a script of Python.
-        if found.is_file() and found.open("rb").read(4) == b"\x7fELF":
+        if not found.is_file():
+            continue
+        with found.open("rb") as file:
+            is_program = file.read(4) == b"\x7fELF"
+        if is_program:
             found.chmod(found.stat().st_mode | 0o100)
             return found
     raise SystemExit(f"no llama-server under {root}")

@@ -9,12 +9,13 @@ import re
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import cbor2
 
-from tests.bench.harness import MODEL
+from tests.bench.harness import MODEL, cpu_s
 
 _HAS_TEXT = re.compile(rb'"text":"[^"]')
 LIMIT_S = 600.0
@@ -36,16 +37,24 @@ class Timing:
 
 
 class Server:
-    """Where requests go. With `tls` it is the appliance: each connection is attested before anything is asked on it."""
+    """Where requests go. With `tls` it is the appliance: each connection is attested before anything is asked on it.
 
-    def __init__(self, port: int, *, tls: bool) -> None:
+    `pids` are the processes that work for it.
+    """
+
+    def __init__(self, port: int, *, tls: bool, pids: Sequence[int] = ()) -> None:
         self._port = port
         self.tls = tls
+        self._pids = tuple(pids)
         self._context: ssl.SSLContext | None = None
         if tls:
             self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
             self._context.minimum_version = ssl.TLSVersion.TLSv1_3
+
+    def cpu_s(self) -> float:
+        """CPU seconds of all its processes so far."""
+        return sum(map(cpu_s, self._pids))
 
     def connect(self) -> socket.socket:
         """A connection that is ready for requests; receipts on it name the attestation that is in force."""
