@@ -168,13 +168,13 @@ class Scheduler:
                 return
 
     def _tokenize(self, job: GenerationJob) -> None:
-        prompt, facts = self._prompts.build(job.prompt, job.template_date), self._limits.facts
+        prompt = self._prompts.build(job.prompt, job.template_date)
         count = len(prompt.tokens)
         if count > LIMIT_TOKENIZED:
             message = f"the prompt has {count} tokens; {LIMIT_TOKENIZED} are told at most"
             raise BadRequest("prompt_too_large", message, param=job.prompt_field)
         packed = struct.pack(f"<{count}I", *prompt.tokens)
-        kept = {"context-length": facts.get("context-length"), "evaluated": False}
+        kept = {"context-length": self._limits.context_length, "evaluated": False}
         self._emit(job.job_id, PromptReady(prompt_text=prompt.text, token_ids=packed, max_tokens=0, execution=kept))
         self._emit(job.job_id, Finished(reason="length"))
 
