@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -49,6 +50,12 @@ class Machine:
     def console(self) -> str:
         path = self.folder / "console"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds that the emulator took: what an idle machine would at most need, whoever else runs here."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def wait_for(self, text: str, limit_s: float) -> float:
         """Seconds from the start until the console has `text`. Raises BootTestError where it ends or takes too long."""

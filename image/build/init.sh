@@ -67,6 +67,8 @@ open_disk() { # NAME UUID HASH BLOCKS WHAT-ON-CORRUPTION
   table="0 $(($4 * 8)) verity 1 /dev/$device /dev/$device 4096 4096 $4 $4 sha256 $3 -${5:+ $5}"
   dmsetup create "$1" --readonly --noudevsync --noudevrules --table "$table" 2>/dev/console ||
     stop "the $1 disk does not open with its hash"
+  busybox mkdir -p /dev/mapper # there is no udev to do it
+  busybox ln -sf "/dev/dm-$(dmsetup info -c --noheadings -o minor "$1")" "/dev/mapper/$1"
 }
 open_disk root @ROOT_UUID@ "$root_hash" "$root_blocks" "1 panic_on_corruption"
 open_disk model @MODEL_UUID@ "$model_hash" "$model_blocks" ""

@@ -208,7 +208,8 @@ def _unzip(wheel: Path, site: Path) -> None:
 
 def _copy_project(project: Path, site: Path) -> None:
     """The project's code as it is committed: what lies around in a working tree has no place in an image."""
-    command: list[str | Path] = ["git", "-C", project, "-c", "core.autocrlf=false", "archive", "--format=tar", "HEAD"]
+    options = ["-c", "safe.directory=*", "-c", "core.autocrlf=false"]
+    command: list[str | Path] = ["git", "-C", project, *options, "archive", "--format=tar", "HEAD"]
     archive = run([*command, *_PROJECT, "image/__init__.py"], environ=environment(0))
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:

@@ -13,6 +13,7 @@ from image.init.errors import Stop
 
 STATE: Final = Path("/run/appliance")
 MODELS: Final = Path("/srv/models")
+_MEMORY: Final = ("MemTotal", "MemAvailable", "AnonPages", "Shmem", "SUnreclaim", "KernelStack", "PageTables", "Percpu")
 _NO_RENEWAL_S: Final = 86400.0
 
 
@@ -63,7 +64,7 @@ def run() -> str:
     write_keys(chosen)
     held = network.start(os.urandom(4))  # noqa: TID251 - composition root
     given = machine.hand_over(service.UID)
-    say(f"service after {uptime_s()} s, {_used_mib()} MiB in use; given: {' '.join(given) or 'no device'}")
+    say(f"service after {uptime_s()} s, {_memory()}; given: {' '.join(given) or 'no device'}")
     process = service.start(
         service.command(options.attester, settings.listen_addresses(chosen)),
         uid=service.UID,
@@ -72,7 +73,7 @@ def run() -> str:
     )
 
     def ready() -> None:
-        say(f"ready after {uptime_s()} s, {_used_mib()} MiB in use")
+        say(f"ready after {uptime_s()} s, {_memory()}")
 
     def renew() -> float:
         return _NO_RENEWAL_S if held is None else network.renew(*held)
@@ -81,9 +82,13 @@ def run() -> str:
     return service.supervise(process, service.power_buttons(), watch)
 
 
-def _used_mib() -> int:
+def _memory() -> str:
+    """In use, and of that: of processes alone, in files in memory (the sealed model), of the kernel."""
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-    return (machine.meminfo_bytes(meminfo, "MemTotal") - machine.meminfo_bytes(meminfo, "MemAvailable")) >> 20
+    of = {name: machine.meminfo_bytes(meminfo, name) >> 20 for name in _MEMORY}
+    kernel = of["SUnreclaim"] + of["KernelStack"] + of["PageTables"] + of["Percpu"]
+    used = of["MemTotal"] - of["MemAvailable"]
+    return f"{used} MiB in use (processes {of['AnonPages']}, files in memory {of['Shmem']}, kernel {kernel})"
 
 
 def main() -> None:
