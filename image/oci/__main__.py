@@ -58,7 +58,7 @@ def _write(options: argparse.Namespace) -> int:
 
 def _gzip(tools: Chroot, tar: Path, to: Path) -> None:
     """By the tools chroot's gzip, whose version is locked; without name and time."""
-    to.write_bytes(tools.bound(tar.parent, "/build/layers").run(["gzip", "-n9c", f"/build/layers/{tar.name}"]))
+    to.write_bytes(tools.bound(tar.parent, "/build/layers").run(["gzip", "-nc", f"/build/layers/{tar.name}"]))
 
 
 if __name__ == "__main__":
