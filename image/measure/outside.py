@@ -12,7 +12,6 @@ SETTINGS: Mapping[str, str] = MappingProxyType(
     {
         "operator disk: API-key hashes": "who may ask; chosen by the operator, shown in no measurement",
         "operator disk: ports": "where it listens; the channel is bound to the evidence, not to an address",
-        "operator disk: endorsement relay": "where endorsements are fetched; the client checks their signatures itself",
         "SMBIOS type 11 command line": "reaches the kernel on plain machines; a TPM policy requires PCR 12 to be zero",
         "boot option's load options": "replaces the command line; measured into PCR 9 and 12 (must be zero), RTMR2",
         "add-ons, credentials, system extensions beside the image": "measured into PCR 12, 13 (must be zero), RTMR2",
