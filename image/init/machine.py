@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 from collections.abc import Callable, Iterable
@@ -45,7 +46,8 @@ SYSCTLS: Final = (
     ("kernel/modules_disabled", "1"),
 )
 NODES: Final = ("tpm0", "tpmrm0", "sev-guest", "tdx_guest", "nsm", "vsock")
-_TSM_REPORTS: Final = "/sys/kernel/config/tsm/report"
+_TSM_REPORTS: Final = Path("/sys/kernel/config/tsm/report")
+_TSM_ENTRY: Final = "attested-inference"  # the name that the appliance looks for (appliance/attestation/tsm.py)
 
 
 def prepare() -> None:
@@ -113,7 +115,9 @@ def read_whole(path: Path, size: int, what: str) -> None:
         raise Stop(f"the {what} disk is corrupt: it ends after {done} of {size} bytes")
 
 
-def hand_over(uid: int, nodes: Iterable[str] = NODES, dev: Path = Path("/dev")) -> tuple[str, ...]:
+def hand_over(
+    uid: int, nodes: Iterable[str] = NODES, dev: Path = Path("/dev"), reports: Path = _TSM_REPORTS
+) -> tuple[str, ...]:
     """Give the service the nodes that evidence and vsock come from; returns those that are there."""
     given = []
     for name in nodes:
@@ -122,11 +126,26 @@ def hand_over(uid: int, nodes: Iterable[str] = NODES, dev: Path = Path("/dev")) 
             os.chown(node, uid, uid)
             node.chmod(0o600)
             given.append(name)
-    reports = Path(_TSM_REPORTS)
-    if reports.is_dir():
-        os.chown(reports, uid, uid)
+    if reports.is_dir() and hand_over_reports(uid, reports):
         given.append("tsm")
     return tuple(given)
+
+
+def hand_over_reports(uid: int, reports: Path) -> bool:
+    """Make an entry for reports and give it to the service: the kernel gives those that the service makes to root.
+
+    False where no driver makes reports here.
+    """
+    entry = reports / _TSM_ENTRY
+    try:
+        entry.mkdir()
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return False
+        raise
+    for path in (entry, *sorted(entry.iterdir())):
+        os.chown(path, uid, uid)
+    return True
 
 
 def unprivileged() -> Callable[[], None]:

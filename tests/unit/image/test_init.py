@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.attestation import tsm
 from appliance.keys import SCOPES, KeyRing
 from image.init import cmdline, dhcp, disks, machine, service, settings
 from image.init.cmdline import Options
@@ -202,6 +203,17 @@ def test_a_disk_that_ends_early_is_corrupt(tmp_path: Path) -> None:
         machine.read_whole(path, 8192, "root")
     with pytest.raises(Stop, match="the model disk is corrupt"):
         machine.read_whole(tmp_path / "absent", 1, "model")
+
+
+def test_devices_and_an_entry_for_reports_are_handed_over(tmp_path: Path) -> None:
+    dev, reports = tmp_path / "dev", tmp_path / "report"
+    dev.mkdir()
+    (dev / "tpmrm0").write_bytes(b"")
+    assert machine.hand_over(os.getuid(), dev=dev, reports=reports) == ("tpmrm0",)
+    assert (dev / "tpmrm0").stat().st_mode & 0o777 == 0o600
+    reports.mkdir()
+    assert machine.hand_over(os.getuid(), dev=dev, reports=reports) == ("tpmrm0", "tsm")
+    assert [path.name for path in reports.iterdir()] == [tsm.HANDED_OVER]
 
 
 ASKING = dhcp.Asking(mac=bytes.fromhex("525400123456"), xid=0x12345678)

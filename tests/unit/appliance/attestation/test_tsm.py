@@ -126,6 +126,21 @@ def test_what_somebody_else_wrote_into_is_thrown_away(mount: Mount) -> None:
 
 
 @needs_fuse
+def test_a_directory_that_was_handed_over_is_used_again_and_again(mount: Mount) -> None:
+    machine = Machine(make=lambda inblob, _level: (inblob[::-1], b""))
+    root = mount(machine)
+    (root / tsm.HANDED_OVER).mkdir()
+    found, _ = client(root)
+    for number in range(3):
+        data = bytes([number]) * 63 + b"x"
+        assert found.report(data, provider="sev_guest").outblob == data[::-1]
+    assert list(machine.reports) == [tsm.HANDED_OVER]
+    machine.meddling = 1
+    assert found.report(DATA, provider="sev_guest").outblob == DATA[::-1]
+    assert machine.meddling == 0
+
+
+@needs_fuse
 def test_trying_again_has_an_end(mount: Mount) -> None:
     machine = Machine(make=make_snp, failures=[errno.EBUSY] * 1000)
     made, time = client(mount(machine), timeout_s=3.0)
