@@ -20,6 +20,7 @@ from client_sdk.reference_values import ReferenceValues
 from client_sdk.tee.evidence import Endorsements
 from client_sdk.tee.tpm2.policy import Tpm2Policy
 from client_sdk.tee.tpm2.verify import parse_evidence
+from image.init import settings as operator_settings
 from image.measure import eif, eventlog, outside, tdvf, tdx, tpm, uki
 from image.measure.__main__ import main
 from tests.simulators import software_tpm
@@ -203,6 +204,12 @@ def test_b179_settings_outside_the_measurement_are_named_in_every_report(
     assert len(outside.SETTINGS) >= 10
     for name, what in outside.SETTINGS.items():
         assert f"- {name}: {what}\n" in printed
+
+
+def test_b179_no_operator_setting_is_left_unnamed() -> None:
+    """Whatever the image takes from the operator's disk is in the list of what no measurement covers, and nothing else."""
+    named = {name.removeprefix("operator disk: ") for name in outside.SETTINGS if name.startswith("operator disk: ")}
+    assert named == operator_settings._KEYS
 
 
 def test_b179_a_command_line_added_from_outside_meets_a_register_required_zero(
