@@ -207,7 +207,7 @@ def test_b179_settings_outside_the_measurement_are_named_in_every_report(
 
 
 def test_b179_no_operator_setting_is_left_unnamed() -> None:
-    """Whatever the image takes from the operator's disk is in the list of what no measurement covers, and nothing else."""
+    """What the image takes from the operator's disk is in the list of what no measurement covers, and nothing else."""
     named = {name.removeprefix("operator disk: ") for name in outside.SETTINGS if name.startswith("operator disk: ")}
     assert named == operator_settings._KEYS
 
