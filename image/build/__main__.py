@@ -13,6 +13,7 @@ from image.build.build import Job, build
 from image.build.check import check
 from image.build.contents import SUITE
 from image.build.errors import BuildError
+from image.build.run import run
 
 _PROJECT = Path(__file__).parents[2]
 _ENVIRON = dict(os.environ)  # noqa: TID251 - composition root
@@ -34,6 +35,7 @@ def main(arguments: list[str]) -> int:
         one.add_argument("--out", type=Path, default=_PROJECT / "build/image")
         one.add_argument("--tools", type=Path, default=_PROJECT / "build/image-tools")
         one.add_argument("--store", type=Path, default=service.default_store(_ENVIRON), help="model store")
+        one.add_argument("--commit", default="HEAD", help="whose code is in the image")
         one.add_argument("--model", default="smollm2-135m-instruct")
         if name == "check":
             one.add_argument("--compile-again", action="store_true", help="also compile twice, in two chroots")
@@ -47,6 +49,16 @@ def main(arguments: list[str]) -> int:
         print(f"image: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _commit(name: str) -> str:
+    """The commit to build, by its digest; says so where the working tree has other code."""
+    git = ["git", "-C", str(_PROJECT), "-c", "safe.directory=*"]
+    found = run([*git, "rev-parse", "--verify", f"{name}^{{commit}}"], environ=_ENVIRON).decode().strip()
+    changed = run([*git, "status", "--porcelain", "--", "appliance", "client_sdk", "image/init"], environ=_ENVIRON)
+    if changed:
+        say("Changes that are not committed are not in the image")
+    return found
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -70,6 +82,7 @@ def _run(options: argparse.Namespace) -> None:
             )
         job = Job(
             project=_PROJECT,
+            commit=_commit(options.commit),
             out=options.out.resolve(),
             tools=options.tools.resolve(),
             store=options.store.resolve(),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +16,7 @@ from image.build import compiled, disks, fetch, initrd, sbom, tree, uki
 from image.build.chroot import Chroot
 from image.build.errors import BuildError
 from image.build.lock import Lock
-from image.build.run import run
-from image.init import cmdline
+from image.init import cmdline, service
 
 ATTESTERS: Final = ("auto", "tpm2")
 """One unified kernel image for each: who attests is in its measured command line."""
@@ -30,10 +28,11 @@ _GROUPS: Final = ("tools", "root", "kernel", "wheels", "build")
 class Job:
     """`out` is replaced as a whole; `tools` keeps what may be used again; `store` is a model store with `model`.
 
-    `environ` is the caller's: for apt, pip and the appliance's own commands, never for what makes the image's bytes.
+    The code is that of `commit` in `project`. `environ` is the caller's: for apt and pip, never for what makes bytes.
     """
 
     project: Path
+    commit: str
     out: Path
     tools: Path
     store: Path
@@ -69,7 +68,7 @@ def build(lock: Lock, job: Job) -> None:
     step("kernel, initrd, unified kernel images")
     _boot(lock, chroot, (root, model), work)
     step("reference values of the model, list of contents")
-    _facts(job, work)
+    _facts(job, chroot, work)
     sbom.write(lock, sorted(wheels.glob("*.whl")), work)
     _digests(work)
     shutil.rmtree(job.out, ignore_errors=True)
@@ -85,12 +84,12 @@ def _root(lock: Lock, job: Job, chroot: Chroot, compiled_wheels: Sequence[Path],
         debs=lock.group("root"),
         wheels=(*wheels, *compiled_wheels),
         project=job.project,
+        commit=job.commit,
         files=tree.etc(config, str(lock.source_date_epoch)),
     )
     folder = work / "root"
     tree.make(parts, folder, chroot)
     tree.pack(folder, work / "root.tar", mtime=lock.source_date_epoch)
-    shutil.rmtree(folder)
 
 
 def _model(lock: Lock, job: Job, chroot: Chroot, work: Path) -> disks.Disk:
@@ -112,7 +111,6 @@ def _model(lock: Lock, job: Job, chroot: Chroot, work: Path) -> disks.Disk:
             raise BuildError(f"the model store's {name} has other bytes: appliance models verify {job.model}")
         (folder / "blobs" / name).write_bytes(content)
     tree.pack(folder, work / "model.tar", mtime=lock.source_date_epoch)
-    shutil.rmtree(folder)
     disk = disks.make(chroot, work / "model.tar", work / "model.img", uuid=disks.MODEL_UUID, compress=False)
     (work / "model.tar").unlink()
     return disk
@@ -147,20 +145,15 @@ def _boot(lock: Lock, chroot: Chroot, found: tuple[disks.Disk, disks.Disk], work
     uki.make_disk(chroot, image, work / "boot-firmware-log.img")
 
 
-def _facts(job: Job, work: Path) -> None:
-    """What callers pin of model and configuration, for each image: computed from the bytes that are in it."""
-    environ = {**job.environ, "APPLIANCE_STORE_MODELS_DIR": str(job.store)}
+def _facts(job: Job, chroot: Chroot, work: Path) -> None:
+    """What callers pin of model and configuration, for each image: by the image's own code, from its own bytes."""
+    inside = replace(chroot, root=work / "root", binds={"/srv/models": work / "model"})
     for attester in ATTESTERS:
-        command: list[str | Path] = [
-            sys.executable,
-            "-m",
-            "appliance",
-            "reference-values",
-            "--config",
-            work / "appliance.toml",
-        ]
-        command += ["--attester", attester, "--listen", "0.0.0.0:8443"]
-        (work / f"models-{attester}.toml").write_bytes(run(command, environ=environ, cwd=job.project))
+        command = [str(tree.INTERPRETER), "-I", "-B", "-m", "appliance", "reference-values", "--config", service.CONFIG]
+        printed = inside.run([*command, "--attester", attester, "--listen", "0.0.0.0:8443"])
+        (work / f"models-{attester}.toml").write_bytes(printed)
+    shutil.rmtree(work / "root")
+    shutil.rmtree(work / "model")
 
 
 def _digests(work: Path) -> None:

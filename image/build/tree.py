@@ -112,6 +112,7 @@ class Parts:
     debs: Sequence[Input]
     wheels: Sequence[Path]
     project: Path
+    commit: str
     files: dict[str, bytes]
 
 
@@ -141,7 +142,7 @@ def make(parts: Parts, tree: Path, chroot: Chroot) -> None:
         shutil.rmtree(tests, ignore_errors=True)
     for stub in sorted(site.rglob("*.pyi")):
         stub.unlink()
-    _copy_project(parts.project, site)
+    _copy_project(parts, site)
     for folder in _FOLDERS:
         (tree / folder).mkdir(parents=True, exist_ok=True)
     for name, content in sorted(parts.files.items()):
@@ -206,10 +207,10 @@ def _unzip(wheel: Path, site: Path) -> None:
                 target.chmod(0o755)
 
 
-def _copy_project(project: Path, site: Path) -> None:
+def _copy_project(parts: Parts, site: Path) -> None:
     """The project's code as it is committed: what lies around in a working tree has no place in an image."""
     options = ["-c", "safe.directory=*", "-c", "core.autocrlf=false"]
-    command: list[str | Path] = ["git", "-C", project, *options, "archive", "--format=tar", "HEAD"]
+    command: list[str | Path] = ["git", "-C", parts.project, *options, "archive", "--format=tar", parts.commit]
     archive = run([*command, *_PROJECT, "image/__init__.py"], environ=environment(0))
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:
