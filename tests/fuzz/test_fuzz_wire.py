@@ -37,6 +37,7 @@ INTERESTING += [
 
 PAYLOADS: dict[str, tuple[bytes, Callable[[bytes], object], Callable[..., bytes]]] = {
     "receipt-claims": (h.whole_answer().encode(), ReceiptClaims.parse, ReceiptClaims.encode),
+    "embedding-claims": (h.embedding().encode(), ReceiptClaims.parse, ReceiptClaims.encode),
     "checkpoint-payload": (reference.read_cbor(h.checkpoint(3)[1:])[2], Checkpoint.parse, Checkpoint.encode),
     "attestation-claims": (h.attestation_claims().encode(), AttestationClaims.parse, AttestationClaims.encode),
     "attestation-request": (
