@@ -36,7 +36,7 @@ def build(lock: Lock, out: Path, *, jobs: int, say: Callable[[str], None], cache
     """
     inputs = lock.group(SOURCE, TOOLS)
     keys = {one.file: key(one, inputs, recipe(), lock.source_date_epoch) for one in FIRMWARES}
-    wanted = [one for one in FIRMWARES if not _is_built(out, one.file, keys[one.file])]
+    wanted = [one for one in FIRMWARES if not is_built(out, one.file, keys[one.file])]
     if wanted:
         out.mkdir(parents=True, exist_ok=True)
         say(f"Preparing the tools ({len(lock.group(TOOLS))} packages)")
@@ -48,7 +48,7 @@ def build(lock: Lock, out: Path, *, jobs: int, say: Callable[[str], None], cache
                 say(f"Building {one.file} ({one.purpose})")
                 inside.run(["bash", "/build/build.sh", str(jobs), one.platform, *one.defines])
                 _take(Path(scratch) / "edk2/Build" / one.folder / "RELEASE_GCC5/FV/OVMF.fd", out / one.file)
-        _write_manifest(out, keys)
+        write_manifest(out, keys)
     return tuple(Built(path=out / one.file, sha256=_sha256(out / one.file), key=keys[one.file]) for one in FIRMWARES)
 
 
@@ -70,13 +70,13 @@ def _prepare(inside: Chroot, folder: Path, lock: Lock, cache: Path) -> None:
     for name, content in recipe().items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
-    upstream, debian = _archives(lock.group(SOURCE))
+    upstream, debian = archives(lock.group(SOURCE))
     for archive in (upstream, debian):
         shutil.copyfile(archive.cached(cache), folder / archive.file)
     inside.run(["bash", "/build/source.sh", f"/build/{upstream.file}", f"/build/{debian.file}"])
 
 
-def _archives(inputs: Sequence[Input]) -> tuple[Input, Input]:
+def archives(inputs: Sequence[Input]) -> tuple[Input, Input]:
     """Upstream's and Debian's archive. Raises BuildError."""
     upstream = [one for one in inputs if ".orig.tar." in one.file]
     debian = [one for one in inputs if ".debian.tar." in one.file]
@@ -94,7 +94,7 @@ def _take(made: Path, target: Path) -> None:
     partial.rename(target)
 
 
-def _is_built(out: Path, file: str, wanted: str) -> bool:
+def is_built(out: Path, file: str, wanted: str) -> bool:
     """Whether `out` has this firmware from this very recipe, unchanged since."""
     try:
         noted = json.loads((out / _MANIFEST).read_text(encoding="utf-8"))[file]
@@ -103,7 +103,8 @@ def _is_built(out: Path, file: str, wanted: str) -> bool:
         return False
 
 
-def _write_manifest(out: Path, keys: Mapping[str, str]) -> None:
+def write_manifest(out: Path, keys: Mapping[str, str]) -> None:
+    """Note of which recipe and which bytes the firmware in `out` is: `keys` by file. Raises OSError."""
     noted = {file: {"key": one, "sha256": _sha256(out / file).hex()} for file, one in sorted(keys.items())}
     (out / _MANIFEST).write_text(json.dumps(noted, indent=2) + "\n", encoding="utf-8")
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from image.build import lock
 from image.build.errors import BuildError
 from image.build.lock import Input
-from image.ovmf import boot, firmware, inputs
+from image.ovmf import boot, build, firmware, inputs
 
 PRINTED = """\
 'http://mirror.example/e/edk2_2025.02-8%2bdeb13u1.dsc' edk2_2025.02-8+deb13u1.dsc 2656 SHA256:{a}
@@ -82,3 +83,28 @@ def test_a_kernel_without_a_measured_digest_must_not_start(tmp_path: Path) -> No
     assert {trial.firmware for trial in refusals} == {tmp_path / "AMDSEV.fd"}
     assert all(trial.never == b"Linux version" for trial in refusals)
     assert boot.REFUSED in firmware.recipe()["grub.cfg"]
+
+
+def test_the_lock_has_the_source_and_every_tool() -> None:
+    locked = lock.load()
+    upstream, debian = build.archives(locked.group(firmware.SOURCE))
+    assert (upstream.kind, debian.kind) == ("dsc", "dsc")
+    assert debian.file.startswith(f"edk2_{debian.version.replace(':', '%3a')}")
+    tools = {one.name for one in locked.group(firmware.TOOLS)}
+    assert {name for name in firmware.TOOL_PACKAGES if not name.startswith("?")} <= tools
+    assert {one.kind for one in locked.group(firmware.TOOLS)} == {"deb"}
+
+
+def test_a_lock_with_another_kind_of_source_is_refused() -> None:
+    with pytest.raises(BuildError, match="one upstream and one Debian"):
+        build.archives([an_input(1)])
+
+
+def test_firmware_is_built_again_unless_it_is_the_very_same(tmp_path: Path) -> None:
+    (tmp_path / "A.fd").write_bytes(b"firmware")
+    assert not build.is_built(tmp_path, "A.fd", "key")
+    build.write_manifest(tmp_path, {"A.fd": "key"})
+    assert build.is_built(tmp_path, "A.fd", "key")
+    assert not build.is_built(tmp_path, "A.fd", "another key")
+    (tmp_path / "A.fd").write_bytes(b"Firmware")
+    assert not build.is_built(tmp_path, "A.fd", "key")
