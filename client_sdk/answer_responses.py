@@ -24,9 +24,15 @@ _RESPONSE = _STATED | {
     "output",
     "usage",
 }
+_REASONING = frozenset({"id", "type", "status", "summary", "content"})
 _MESSAGE = frozenset({"id", "type", "status", "role", "content"})
 _CALL = frozenset({"id", "type", "status", "call_id", "name", "arguments"})
-_PART = frozenset({"type", "text", "annotations", "logprobs"})
+_PARTS: Mapping[str, Mapping[str, object]] = {
+    "message": {"type": "output_text", "annotations": [], "logprobs": []},
+    "reasoning": {"type": "reasoning_text"},
+}
+"""What a part of an item says beside its text."""
+_ORDER = ("reasoning", "message", "function_call")
 _OF_ITEM = frozenset({"item_id", "output_index"})
 _OF_TEXT = _OF_ITEM | {"content_index"}
 _EVENTS: Mapping[str, frozenset[str]] = {
@@ -38,23 +44,27 @@ _EVENTS: Mapping[str, frozenset[str]] = {
     wire.EVENT_PART_DONE: _OF_TEXT | {"part"},
     wire.EVENT_TEXT_DELTA: _OF_TEXT | {"delta", "logprobs"},
     wire.EVENT_TEXT_DONE: _OF_TEXT | {"text", "logprobs"},
+    wire.EVENT_REASONING_DELTA: _OF_TEXT | {"delta"},
+    wire.EVENT_REASONING_DONE: _OF_TEXT | {"text"},
     wire.EVENT_ARGUMENTS_DELTA: _OF_ITEM | {"delta"},
     wire.EVENT_ARGUMENTS_DONE: _OF_ITEM | {"name", "arguments"},
     **{kind: frozenset({"response"}) for kind in wire.EVENT_END.values()},
 }
-_PADDED = frozenset({wire.EVENT_TEXT_DELTA, wire.EVENT_ARGUMENTS_DELTA})
+_PADDED = frozenset({wire.EVENT_TEXT_DELTA, wire.EVENT_REASONING_DELTA, wire.EVENT_ARGUMENTS_DELTA})
 _ENDS = {kind: status for status, kind in wire.EVENT_END.items()}
 
 
 _ANY_END = frozenset(_ENDS)
 _TEXT_GOES_ON = frozenset({wire.EVENT_TEXT_DELTA, wire.EVENT_TEXT_DONE})
+_REASONING_GOES_ON = frozenset({wire.EVENT_REASONING_DELTA, wire.EVENT_REASONING_DONE})
 _ARGUMENTS_GO_ON = frozenset({wire.EVENT_ARGUMENTS_DELTA, wire.EVENT_ARGUMENTS_DONE})
 _NEXT: Mapping[str, frozenset[str]] = {
     wire.EVENT_CREATED: frozenset({wire.EVENT_IN_PROGRESS}),
     wire.EVENT_IN_PROGRESS: frozenset({wire.EVENT_ITEM_ADDED}),
-    wire.EVENT_PART_ADDED: _TEXT_GOES_ON,
     wire.EVENT_TEXT_DELTA: _TEXT_GOES_ON,
     wire.EVENT_TEXT_DONE: frozenset({wire.EVENT_PART_DONE}),
+    wire.EVENT_REASONING_DELTA: _REASONING_GOES_ON,
+    wire.EVENT_REASONING_DONE: frozenset({wire.EVENT_PART_DONE}),
     wire.EVENT_PART_DONE: frozenset({wire.EVENT_ITEM_DONE}),
     wire.EVENT_ARGUMENTS_DELTA: _ARGUMENTS_GO_ON,
     wire.EVENT_ARGUMENTS_DONE: frozenset({wire.EVENT_ITEM_DONE}),
@@ -66,8 +76,9 @@ _NEXT: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Item:
-    """A message (`text`, None before it has a part) or a call of a function (`name`, `text` being its arguments)."""
+    """A message or reasoning (`text`, None before it has a part) or a call (`name`, `text` being its arguments)."""
 
+    kind: str
     identifier: str
     status: str
     text: str | None
@@ -83,6 +94,7 @@ class _Response:
     status: str
     items: tuple[_Item, ...]
     usage: tuple[int, int] | None
+    reasoning_tokens: int | None
     stated: Mapping[str, object]
 
     @property
@@ -93,16 +105,18 @@ class _Response:
     @property
     def content(self) -> AnswerContent:
         calls = tuple((item.name, item.text or "") for item in self.items if item.name is not None)
-        text = next((item.text for item in self.items if item.name is None), None)
+        said = {item.kind: item.text or "" for item in self.items if item.name is None}
         finish = "length" if self.status == wire.STATUS_INCOMPLETE else "tool_calls" if calls else "stop"
         return AnswerContent(
-            texts={0: text or ""},
+            texts={0: said.get("message", "")},
             calls={0: calls} if calls else {},
             finishes={0: finish},
             usage=self.usage,
             response_ids=frozenset({self.identifier}),
             models=frozenset({self.model}),
             stated=self.stated,
+            reasoning={0: said["reasoning"]} if "reasoning" in said else {},
+            reasoning_tokens=self.reasoning_tokens,
         )
 
 
@@ -196,7 +210,8 @@ class ResponseCollector:
             if item.text or item.status != wire.STATUS_IN_PROGRESS:
                 reader.fail("an item does not begin empty")
             self._open, self._parts = item, []
-            self._expected = frozenset({wire.EVENT_PART_ADDED}) if item.name is None else _ARGUMENTS_GO_ON
+            called = item.kind == "function_call"
+            self._expected = _ARGUMENTS_GO_ON if called else frozenset({wire.EVENT_PART_ADDED})
             return
         if item.status == wire.STATUS_IN_PROGRESS or replace(item, status=wire.STATUS_IN_PROGRESS) != self._so_far():
             reader.fail("an item ends other than it was")
@@ -208,9 +223,10 @@ class ResponseCollector:
         if event["item_id"] != item.identifier or event.get("content_index", 0) != 0 or event.get("logprobs", []) != []:
             reader.fail(f"{kind} is about another item")
         if kind == wire.EVENT_PART_ADDED:
-            if _part(reader, event["part"]):
+            if _part(reader, event["part"], item.kind):
                 reader.fail("a part does not begin empty")
             self._open = replace(item, text="")
+            self._expected = _TEXT_GOES_ON if item.kind == "message" else _REASONING_GOES_ON
         elif "delta" in event:
             delta = _text(reader, event, "delta")
             self._parts.append(delta)
@@ -218,7 +234,11 @@ class ResponseCollector:
             if self._chars > MAX_STREAM_TEXT_CHARS:
                 reader.fail("the text is too long")
         else:
-            said = _part(reader, event["part"]) if "part" in event else event.get("text", event.get("arguments"))
+            said = (
+                _part(reader, event["part"], item.kind)
+                if "part" in event
+                else event.get("text", event.get("arguments"))
+            )
             if said != self._so_far().text or event.get("name", item.name) != item.name:
                 reader.fail(f"{kind} repeats other text than came before")
 
@@ -242,55 +262,61 @@ def _response(reader: JsonReader, value: object) -> _Response:
     if type(output) is not list or len(output) > MAX_CALLS:
         reader.fail(f"output is not a list of at most {MAX_CALLS}")
     items = tuple(_item(reader, item) for item in output)
-    if any(item.name is None for item in items[1:]):
-        reader.fail("a message that is not the first item")
+    places = [_ORDER.index(item.kind) for item in items]
+    if places != sorted(places) or max(places.count(0), places.count(1)) > 1:
+        reader.fail("the items come in another order than they are made")
     if any(item.status != wire.STATUS_COMPLETED for item in items[:-1]):
         reader.fail("an item that is not whole, before others")
     if status == wire.STATUS_COMPLETED and not (items and items[-1].status == wire.STATUS_COMPLETED):
         reader.fail("a completed response without completed output")
     if items and items[-1].status == wire.STATUS_IN_PROGRESS:
         reader.fail("the response has an item without an end")
+    usage, reasoning_tokens = _usage(reader, fields["usage"])
     return _Response(
         identifier=_text(reader, fields, "id"),
         model=_text(reader, fields, "model"),
         created_at=reader.count(fields, "created_at"),
         status=status,
         items=items,
-        usage=_usage(reader, fields["usage"]),
+        usage=usage,
+        reasoning_tokens=reasoning_tokens,
         stated={name: fields[name] for name in _STATED},
     )
 
 
-def _usage(reader: JsonReader, value: object) -> tuple[int, int] | None:
+def _usage(reader: JsonReader, value: object) -> tuple[tuple[int, int] | None, int | None]:
     if value is None:
-        return None
+        return None, None
     counts = reader.record(value, "usage")
     read, made, total = (reader.count(counts, f"{name}_tokens") for name in ("input", "output", "total"))
+    if total != read + made:
+        reader.fail("usage does not add up")
     details = reader.record(counts.get("output_tokens_details"), "output_tokens_details")
-    if total != read + made or reader.count(details, "reasoning_tokens"):
-        reader.fail("usage does not add up")  # reasoning is part of the text on this route
-    return read, made
+    return (read, made), reader.count(details, "reasoning_tokens")
 
 
 def _item(reader: JsonReader, value: object) -> _Item:
     fields = reader.record(value, "item")
-    identifier, status = _text(reader, fields, "id"), _text(reader, fields, "status")
+    kind, identifier, status = (_text(reader, fields, key) for key in ("type", "id", "status"))
     if status not in (wire.STATUS_COMPLETED, wire.STATUS_INCOMPLETE, wire.STATUS_IN_PROGRESS):
         reader.fail("an item of no known status")
-    if fields.get("type") == "function_call" and fields.keys() == _CALL:
+    if kind == "function_call" and fields.keys() == _CALL:
         name, arguments, call_id = (_text(reader, fields, key) for key in ("name", "arguments", "call_id"))
-        return _Item(identifier=identifier, status=status, text=arguments, name=name, call_id=call_id)
-    if fields.get("type") != "message" or fields.keys() != _MESSAGE or fields["role"] != "assistant":
+        return _Item(kind=kind, identifier=identifier, status=status, text=arguments, name=name, call_id=call_id)
+    message = kind == "message" and fields.keys() == _MESSAGE and fields["role"] == "assistant"
+    thought = kind == "reasoning" and fields.keys() == _REASONING and fields["summary"] == []
+    if not (message or thought):
         reader.fail("an item of an unknown kind")
     content = fields["content"]
     if type(content) is not list or len(content) > 1:
-        reader.fail("a message has more than one part")
-    return _Item(identifier=identifier, status=status, text=_part(reader, content[0]) if content else None)
+        reader.fail("an item has more than one part")
+    text = _part(reader, content[0], kind) if content else None
+    return _Item(kind=kind, identifier=identifier, status=status, text=text)
 
 
-def _part(reader: JsonReader, value: object) -> str:
+def _part(reader: JsonReader, value: object, kind: str) -> str:
     fields = reader.record(value, "part")
-    if fields.keys() != _PART or fields["type"] != "output_text" or fields["annotations"] or fields["logprobs"]:
+    if {name: said for name, said in fields.items() if name != "text"} != _PARTS.get(kind):
         reader.fail("a part of an unknown kind")
     return _text(reader, fields, "text")
 

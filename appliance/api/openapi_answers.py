@@ -78,6 +78,15 @@ _USAGE = closed(
 _ENVELOPE: dict[str, Schema] = {"created": COUNT, "model": TEXT}
 _ITEM_STATUS: Schema = {"enum": [wire.STATUS_COMPLETED, wire.STATUS_INCOMPLETE]}
 _PART = closed({"type": const("output_text"), "text": TEXT, "annotations": listed(TEXT), "logprobs": listed(TEXT)})
+_REASONING_ITEM = closed(
+    {
+        "id": _identifier("rs_"),
+        "type": const("reasoning"),
+        "status": _ITEM_STATUS,
+        "summary": {"type": "array", "maxItems": 0},
+        "content": listed(closed({"type": const("reasoning_text"), "text": TEXT})),
+    }
+)
 _MESSAGE_ITEM = closed(
     {
         "id": _identifier("msg_"),
@@ -102,7 +111,7 @@ _RESPONSE_USAGE = closed(
         "input_tokens": COUNT,
         "input_tokens_details": closed({"cached_tokens": COUNT}),
         "output_tokens": COUNT,
-        "output_tokens_details": closed({"reasoning_tokens": const(0)}),
+        "output_tokens_details": closed({"reasoning_tokens": COUNT}),
         "total_tokens": COUNT,
     }
 )
@@ -157,7 +166,7 @@ ANSWERS: dict[str, Schema] = {
             "error": NULL,
             "incomplete_details": or_null(closed({"reason": const(wire.REASON_LENGTH)})),
             "model": TEXT,
-            "output": listed({"anyOf": [_MESSAGE_ITEM, _CALL_ITEM]}),
+            "output": listed({"anyOf": [_REASONING_ITEM, _MESSAGE_ITEM, _CALL_ITEM]}),
             "store": const(False),
             "temperature": NUMBER,
             "top_p": NUMBER,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from appliance.api.dialects import chat_call, json_bytes
 from appliance.api.responses_events import Events, output_items
@@ -51,7 +52,8 @@ class ResponsesDialect:
                 param="instructions",
             )
         self._paths = [path for _, path in wire.conversation(self._request)]
-        return chat_call(validated(ChatCompletionRequest, wire.chat_form(self._request)))
+        call = chat_call(validated(ChatCompletionRequest, wire.chat_form(self._request)))
+        return replace(call, split_reasoning=True)
 
     def whole(self, heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
         status = _status(choices[0])
@@ -147,6 +149,6 @@ def _usage(usage: Usage) -> dict[str, object]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

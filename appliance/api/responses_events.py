@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from appliance.api.dialects import call_id, json_bytes, obfuscated
 from appliance.engine.tools import CallDelta
@@ -12,12 +12,14 @@ from client_sdk.wire import responses as wire
 
 
 def output_items(heading: Heading, choice: Choice) -> list[dict[str, object]]:
-    """The message, where there is text or nothing else, then the calls. Only the last one can have been cut."""
+    """Reasoning, the message where there is text or nothing else, the calls. Only the last one can have been cut."""
     calls = choice.tools.calls if choice.tools is not None else []
-    text = choice.content
-    items = [message_item(heading, text, wire.STATUS_COMPLETED)] if text or not calls else []
+    thought = choice.reasoning.reasoning if choice.reasoning is not None else ""
+    text, done = choice.content, wire.STATUS_COMPLETED
+    items = [reasoning_item(heading, thought, done)] if thought else []
+    items += [message_item(heading, text, done)] if text or not (calls or thought) else []
     items += [
-        call_item(heading, index, name=name, arguments=arguments, status=wire.STATUS_COMPLETED)
+        call_item(heading, index, name=name, arguments=arguments, status=done)
         for index, (name, arguments) in enumerate(calls)
     ]
     items[-1]["status"] = last_status(choice)
@@ -28,6 +30,20 @@ def last_status(choice: Choice) -> str:
     """Of the item that came last: a call may be whole though the answer was cut right behind it."""
     whole = choice.tools is not None and choice.tools.complete
     return wire.STATUS_INCOMPLETE if choice.output.finish == "length" and not whole else wire.STATUS_COMPLETED
+
+
+def reasoning_item(heading: Heading, text: str | None, status: str) -> dict[str, object]:
+    return {
+        "id": f"rs_{heading.identifier}",
+        "type": "reasoning",
+        "status": status,
+        "summary": [],
+        "content": [] if text is None else [reasoning_part(text)],
+    }
+
+
+def reasoning_part(text: str) -> dict[str, object]:
+    return {"type": "reasoning_text", "text": text}
 
 
 def message_item(heading: Heading, text: str | None, status: str) -> dict[str, object]:
@@ -55,6 +71,33 @@ def call_item(heading: Heading, index: int, *, name: str, arguments: str, status
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What items of text differ in: the item, its part, its events, and what these say besides."""
+
+    item: Callable[[Heading, str | None, str], dict[str, object]]
+    part: Callable[[str], dict[str, object]]
+    delta: str
+    done: str
+    besides: Mapping[str, object]
+
+
+_REASONING = _Kind(
+    item=reasoning_item,
+    part=reasoning_part,
+    delta=wire.EVENT_REASONING_DELTA,
+    done=wire.EVENT_REASONING_DONE,
+    besides={},
+)
+_MESSAGE = _Kind(
+    item=message_item,
+    part=text_part,
+    delta=wire.EVENT_TEXT_DELTA,
+    done=wire.EVENT_TEXT_DONE,
+    besides={"logprobs": []},
+)
+
+
 class Events:
     """The events of one stream, numbered from 0. An item is closed when the next one opens, or at the end."""
 
@@ -62,8 +105,9 @@ class Events:
         self._heading = heading
         self._sequence = 0
         self._closed = 0
-        self._text: str | None = None
-        self._call: CallDelta | None = None
+        self._open: _Kind | CallDelta | None = None
+        self._identifier: object = ""
+        self._text = ""
         self.choice: Choice | None = None
         """The answer, once it has ended."""
 
@@ -77,63 +121,56 @@ class Events:
 
     def piece(self, piece: Piece) -> tuple[bytes, ...]:
         frames: list[bytes] = []
-        if piece.text:
-            frames += self._open_message()
-            assert self._text is not None
-            self._text += piece.text
-            frames.append(self._of_text(wire.EVENT_TEXT_DELTA, delta=piece.text, logprobs=[]))
+        for kind, text in ((_REASONING, piece.reasoning), (_MESSAGE, piece.text)):
+            if text:
+                frames += [] if self._open is kind else self._begin(kind)
+                self._text += text
+                frames.append(self._of_item(kind.delta, content_index=0, delta=text, **kind.besides))
         for call in piece.calls:
             if call.name is not None:
-                frames += self._close(wire.STATUS_COMPLETED)
-                frames += self._open_call(call.index, call.name)
+                frames += self._begin(call)
             if call.arguments:
-                assert self._call is not None, "a call begins with its name"
-                self._call = replace(self._call, arguments=self._call.arguments + call.arguments)
+                self._text += call.arguments
                 frames.append(self._of_item(wire.EVENT_ARGUMENTS_DELTA, delta=call.arguments))
         return tuple(frames)
 
     def finish(self, choice: Choice) -> tuple[bytes, ...]:
         self.choice = choice
-        opened = [] if self._call is not None or self._text is not None else self._open_message()
+        opened = [] if self._open is not None else self._begin(_MESSAGE)
         return (*opened, *self._close(last_status(choice)))
 
-    def _open_message(self) -> list[bytes]:
-        if self._text is not None:
-            return []
-        self._text = ""
-        item = message_item(self._heading, None, wire.STATUS_IN_PROGRESS)
-        return [
-            self.event(wire.EVENT_ITEM_ADDED, output_index=self._closed, item=item),
-            self._of_text(wire.EVENT_PART_ADDED, part=text_part("")),
-        ]
-
-    def _open_call(self, index: int, name: str) -> list[bytes]:
-        self._call = CallDelta(index=index, name=name, arguments="")
-        item = call_item(self._heading, index, name=name, arguments="", status=wire.STATUS_IN_PROGRESS)
-        return [self.event(wire.EVENT_ITEM_ADDED, output_index=self._closed, item=item)]
+    def _begin(self, kind: _Kind | CallDelta) -> list[bytes]:
+        frames = self._close(wire.STATUS_COMPLETED)
+        self._open, self._text = kind, ""
+        item = self._item(None, wire.STATUS_IN_PROGRESS)
+        self._identifier = item["id"]
+        frames.append(self.event(wire.EVENT_ITEM_ADDED, output_index=self._closed, item=item))
+        if isinstance(kind, _Kind):
+            frames.append(self._of_item(wire.EVENT_PART_ADDED, content_index=0, part=kind.part("")))
+        return frames
 
     def _close(self, status: str) -> list[bytes]:
-        if self._call is not None:
-            name, arguments = self._call.name or "", self._call.arguments
-            frames = [self._of_item(wire.EVENT_ARGUMENTS_DONE, name=name, arguments=arguments)]
-            item = call_item(self._heading, self._call.index, name=name, arguments=arguments, status=status)
-        elif self._text is not None:
-            frames = [
-                self._of_text(wire.EVENT_TEXT_DONE, text=self._text, logprobs=[]),
-                self._of_text(wire.EVENT_PART_DONE, part=text_part(self._text)),
-            ]
-            item = message_item(self._heading, self._text, status)
-        else:
+        kind = self._open
+        if kind is None:
             return []
+        if isinstance(kind, _Kind):
+            frames = [
+                self._of_item(kind.done, content_index=0, text=self._text, **kind.besides),
+                self._of_item(wire.EVENT_PART_DONE, content_index=0, part=kind.part(self._text)),
+            ]
+        else:
+            frames = [self._of_item(wire.EVENT_ARGUMENTS_DONE, name=kind.name, arguments=self._text)]
+        item = self._item(self._text, status)
         frames.append(self.event(wire.EVENT_ITEM_DONE, output_index=self._closed, item=item))
-        self._call = self._text = None
         self._closed += 1
         return frames
 
-    def _of_text(self, kind: str, **fields: object) -> bytes:
-        return self._of_item(kind, content_index=0, **fields)
+    def _item(self, text: str | None, status: str) -> dict[str, object]:
+        kind = self._open
+        if isinstance(kind, _Kind):
+            return kind.item(self._heading, text, status)
+        assert kind is not None, "asked while an item is open"
+        return call_item(self._heading, kind.index, name=kind.name or "", arguments=text or "", status=status)
 
     def _of_item(self, kind: str, **fields: object) -> bytes:
-        call = self._call
-        item = f"msg_{self._heading.identifier}" if call is None else f"fc_{self._heading.identifier}_{call.index}"
-        return self.event(kind, item_id=item, output_index=self._closed, **fields)
+        return self.event(kind, item_id=self._identifier, output_index=self._closed, **fields)

@@ -91,7 +91,28 @@ class FunctionCallOutput(Closed):
     status: _Status | None = None
 
 
-ITEMS: tuple[type[Closed], ...] = (InputMessage, AssistantMessage, FunctionCall, FunctionCallOutput)
+class ReasoningText(Closed):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class Reasoning(Closed):
+    """As answers carry it and requests repeat it."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(min_length=1, max_length=MAX_ITEMS)]
+    id: _Id | None = None
+    status: _Status | None = None
+    summary: _Nothing | None = None
+    encrypted_content: None = None
+
+
+_OF_TYPE: dict[str, type[Closed]] = {
+    "function_call": FunctionCall,
+    "function_call_output": FunctionCallOutput,
+    "reasoning": Reasoning,
+}
+ITEMS: tuple[type[Closed], ...] = (InputMessage, AssistantMessage, *_OF_TYPE.values())
 
 
 class TextFormat(Closed):
@@ -182,13 +203,10 @@ def _kind(item: dict[str, Any], path: str) -> type[Closed]:
     kind = item.get("type", "message")
     if kind == "message":
         return AssistantMessage if item.get("role") == "assistant" else InputMessage
-    if kind == "function_call":
-        return FunctionCall
-    if kind == "function_call_output":
-        return FunctionCallOutput
+    if isinstance(kind, str) and kind in _OF_TYPE:
+        return _OF_TYPE[kind]
     raise BadRequest(
         "invalid_field",
-        f"The field '{path}.type' has a value that is not supported here: messages, function_call and "
-        "function_call_output are.",
+        f"The field '{path}.type' has a value that is not supported here: message, {', '.join(_OF_TYPE)} are.",
         param=f"{path}.type",
     )

@@ -26,6 +26,8 @@ EVENT_PART_ADDED = "response.content_part.added"
 EVENT_PART_DONE = "response.content_part.done"
 EVENT_TEXT_DELTA = "response.output_text.delta"
 EVENT_TEXT_DONE = "response.output_text.done"
+EVENT_REASONING_DELTA = "response.reasoning_text.delta"
+EVENT_REASONING_DONE = "response.reasoning_text.done"
 EVENT_ARGUMENTS_DELTA = "response.function_call_arguments.delta"
 EVENT_ARGUMENTS_DONE = "response.function_call_arguments.done"
 EVENT_END = {status: f"response.{status}" for status in (STATUS_COMPLETED, STATUS_INCOMPLETE, STATUS_FAILED)}
@@ -92,7 +94,8 @@ def chat_form(request: Mapping[str, object]) -> dict[str, object]:
 def conversation(request: Mapping[str, object]) -> list[tuple[dict[str, object], str]]:
     """The messages of the chat form, each with the path of the part of the request that it came from.
 
-    A call of a function belongs to the assistant's message before it, as chat has it.
+    A call of a function belongs to the assistant's message before it, and that message to the reasoning before it, as
+    chat has it.
     """
     messages: list[tuple[dict[str, object], str]] = []
     if request.get("instructions") is not None:
@@ -106,12 +109,25 @@ def conversation(request: Mapping[str, object]) -> list[tuple[dict[str, object],
             messages.append(({"role": "user", "content": item}, path))
         elif item.get("type") == "function_call":
             _add_call(messages, item, path)
+        elif item.get("type") == "reasoning":
+            thought = {"role": "assistant", "content": None, "reasoning_content": _text(item.get("content"))}
+            messages.append((thought, path))
         elif item.get("type") == "function_call_output":
             result = {"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"))}
             messages.append((result, path))
         else:
-            messages.append(({"role": item.get("role"), "content": _text(item.get("content"))}, path))
+            _add_message(messages, item, path)
     return messages
+
+
+def _add_message(messages: list[tuple[dict[str, object], str]], item: Mapping[str, object], path: str) -> None:
+    last = messages[-1][0] if messages else {}
+    text = _text(item.get("content"))
+    thought = last.get("content") is None and "reasoning_content" in last and "tool_calls" not in last
+    if item.get("role") == "assistant" and thought:
+        last["content"] = text
+    else:
+        messages.append(({"role": item.get("role"), "content": text}, path))
 
 
 def _add_call(messages: list[tuple[dict[str, object], str]], item: Mapping[str, object], path: str) -> None:

@@ -13,6 +13,7 @@ from tests.integration.api.conftest import Client, Reply, Running, StartApi
 
 RESPONSES, TOKENIZE, DETOKENIZE = "/v1/responses", "/v1/tokenize", "/v1/detokenize"
 TOOL: dict[str, Any] = {"type": "function", "name": "f"}
+THOUGHT: dict[str, Any] = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
 CALL: dict[str, Any] = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
 RESULT: dict[str, Any] = {"type": "function_call_output", "call_id": "1", "output": "x"}
 
@@ -43,6 +44,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"input": [message("x", "developer"), message("y", "system"), message("z")]},
     {"input": [message("x"), message([{"type": "output_text", "text": "y", "annotations": []}], "assistant")]},
     {"input": [message("x"), CALL, RESULT]},
+    {"input": [message("x"), THOUGHT, message("y", "assistant"), {**THOUGHT, "id": "rs", "summary": []}, CALL, RESULT]},
     {"input": [message("x"), {**CALL, "id": "fc", "status": "completed"}, {**RESULT, "id": None}]},
     {"input": [message("x"), CALL, {**RESULT, "output": [{"type": "input_text", "text": "x"}]}]},
     {"instructions": "Be brief.", "metadata": {"a": "b"}, "user": "u", "safety_identifier": "s"},
@@ -83,7 +85,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": []}, "invalid_field", "input"),
     ({"input": ["x"]}, "invalid_field", "input[0]"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "invalid_field", "input[0].type"),
-    ({"input": [{"type": "reasoning"}]}, "invalid_field", "input[0].type"),
+    ({"input": [{"type": "reasoning"}]}, "missing_field", "input[0].content"),
+    ({"input": [message("x"), THOUGHT]}, "invalid_field", "input[1].content"),
+    ({"input": [message("x"), {**THOUGHT, "encrypted_content": "x"}]}, "invalid_field", "input[1].encrypted_content"),
     ({"input": [message("x"), {"type": "web_search_call"}]}, "invalid_field", "input[1].type"),
     ({"input": [message("x", "tool")]}, "invalid_field", "input[0].role"),
     ({"input": [message(None)]}, "invalid_field", "input[0].content"),

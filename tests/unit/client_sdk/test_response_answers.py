@@ -24,6 +24,13 @@ USAGE = Usage(prompt_tokens=7, completion_tokens=5)
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
 
+class Thought:
+    """Stands for what takes reasoning out of generated text: its result is given."""
+
+    def __init__(self, reasoning: str) -> None:
+        self.reasoning = reasoning
+
+
 class Parts:
     """Stands for what takes calls out of generated text: its result is given."""
 
@@ -50,6 +57,10 @@ def told(pieces: list[Piece], finish: str, **fields: Any) -> tuple[bytes, list[d
     if fields.get("tools"):
         given: Any = Parts(choice.output.text, calls, complete=finish == "tool_calls")
         choice.tools = given
+    thought: Any = Thought("".join(piece.reasoning for piece in pieces))
+    if thought.reasoning:
+        choice.reasoning = thought
+        choice._said = [piece.text for piece in pieces]
     choice.output.finish = finish
     one = dialect(stream=True, **fields)
     frames = [*one.opening(HEADING, [choice])]
@@ -81,6 +92,9 @@ CASES: dict[str, tuple[list[Piece], str, dict[str, Any]]] = {
     "calls": (CALLS, "tool_calls", {"tools": [FUNCTION]}),
     "calls only": (CALLS[1:], "tool_calls", {"tools": [FUNCTION], "tool_choice": "required"}),
     "cut call": (CALLS[:2], "length", {"tools": [FUNCTION]}),
+    "reasoning": ([Piece(text="", reasoning="hm "), Piece(text="Yes", reasoning="hm"), Piece(text="!")], "stop", {}),
+    "cut reasoning": ([Piece(text="", reasoning="hm")], "length", {}),
+    "reasoning and calls": ([Piece(text="", reasoning="hm"), *CALLS], "tool_calls", {"tools": [FUNCTION]}),
     "text beside tools": (TEXT, "stop", {"tools": [FUNCTION]}),
 }
 
@@ -96,6 +110,7 @@ def test_stream_and_whole_answer_say_the_same(name: str) -> None:
     assert finished == [frozenset()] * (len(events) - 1) + [frozenset({0})]
     assert content.finishes == {0: finish}
     assert content.texts == {0: "".join(piece.text for piece in pieces)}
+    assert content.reasoning.get(0, "") == "".join(piece.reasoning for piece in pieces)
     assert content.usage == (7, 5)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["response"] == json.loads(whole)
@@ -157,7 +172,9 @@ def told_by(read: Callable[[], AnswerContent]) -> AnswerContent | Rejection:
 FREE = {("usage", "input_tokens_details", "cached_tokens"), ("created_at",)}
 
 
-@pytest.mark.parametrize("name", ["text", "cut", "calls", "cut call"])
+@pytest.mark.parametrize(
+    "name", ["text", "cut", "calls", "cut call", "reasoning", "cut reasoning", "reasoning and calls"]
+)
 def test_no_value_of_a_whole_answer_can_change_unseen(name: str) -> None:
     pieces, finish, fields = CASES[name]
     whole, _ = told(pieces, finish, **fields)
@@ -166,13 +183,15 @@ def test_no_value_of_a_whole_answer_can_change_unseen(name: str) -> None:
     for path in leaves(document):
         if told_by(lambda path=path: read_response(json.dumps(changed(document, path)).encode())) == content:
             unseen.add(path)
-    ids = {("output", index, key) for index in range(3) for key in ("id", "call_id")}
+    ids = {("output", index, key) for index in range(4) for key in ("id", "call_id")}
     assert unseen <= FREE | ids
     if finish == "length":
         assert not {path for path in unseen if path[-1] == "status"}
 
 
-@pytest.mark.parametrize("name", ["text", "cut", "calls", "cut call"])
+@pytest.mark.parametrize(
+    "name", ["text", "cut", "calls", "cut call", "reasoning", "cut reasoning", "reasoning and calls"]
+)
 def test_no_value_of_an_event_can_change_unseen(name: str) -> None:
     pieces, finish, fields = CASES[name]
     _, events = told(pieces, finish, **fields)

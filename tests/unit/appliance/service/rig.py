@@ -15,10 +15,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from appliance.api.dialects import ChatDialect, CompletionDialect
 from appliance.api.http_exchange import HttpExchange
+from appliance.api.responses import ResponsesDialect
 from appliance.attestation.connection import ChannelState
 from appliance.attestation.responder import InForce
+from appliance.embeddings import VectorDialect
 from appliance.engine.base import Engine
 from appliance.engine.fake import FakeEngine, FakeScript
+from appliance.exchange import Dialect
 from appliance.facts import engine_facts, model_facts
 from appliance.metrics import Metrics
 from appliance.receipts.claims import InstanceFacts, Served
@@ -29,8 +32,12 @@ from client_sdk.wire.receipt import DeviceFacts, ReceiptClaims
 from tests import cddl
 from tests import reference_decoder as reference
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-DIALECTS = {CHAT: ChatDialect(), TEXT: CompletionDialect()}
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+DIALECTS: dict[str, Callable[[], Dialect | VectorDialect]] = {
+    CHAT: ChatDialect,
+    TEXT: CompletionDialect,
+    RESPONSES: ResponsesDialect,
+}
 NOW = 1_800_000_000
 
 
@@ -235,7 +242,7 @@ class Rig:
                 max_body_bytes=self.max_body_bytes,  # type: ignore[arg-type]
             )
             try:
-                await self.service.respond(exchange, DIALECTS[route])
+                await self.service.respond(exchange, DIALECTS[route]())
             finally:
                 exchange.close()
 

@@ -19,7 +19,7 @@ from tests.unit.appliance.service import rig as rigs
 from tests.unit.appliance.service.rig import CHAT, Rig, Wire
 
 ROUTE = "/v1/embeddings"
-rigs.DIALECTS[ROUTE] = EmbeddingDialect()
+rigs.DIALECTS[ROUTE] = EmbeddingDialect
 
 
 def vectors_rig(script: EmbeddingScript | None = None, **options: Any) -> Rig:
