@@ -27,6 +27,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="its name in the store")
     parser.add_argument("--version", required=True)
     parser.add_argument("--out", type=Path, default=_BUILD / "image-eif/appliance.eif")
+    parser.add_argument("--kernel", type=Path, help="a bzImage instead of the image's own kernel")
+    parser.add_argument("--kernel-release", help="its release")
+    parser.add_argument("--module", type=Path, action="append", default=[], help="its modules, in the order to load")
     try:
         return _write(parser.parse_args(arguments))
     except (BuildError, MeasureError, OSError) as error:
@@ -34,15 +37,23 @@ def main(arguments: list[str]) -> int:
         return _EXIT_REFUSED
 
 
-def _write(options: argparse.Namespace) -> int:
-    locked = lock.load()
+def _kernel(options: argparse.Namespace, locked: lock.Lock) -> kernel.Kernel:
+    """The kernel that was given, else the image's own out of its package."""
+    if options.kernel is not None:
+        if options.kernel_release is None:
+            raise BuildError("--kernel needs --kernel-release, which the metadata names")
+        return kernel.given(options.kernel, options.module, options.kernel_release)
     fetch.fetch(locked, locked.group("kernel", "tools"), environ=dict(os.environ), say=print)  # noqa: TID251
-    tools = chroot.prepare(
-        locked.group("tools"), tools=_BUILD / "image-tools", source_date_epoch=locked.source_date_epoch
-    )
+    epoch = locked.source_date_epoch
+    tools = chroot.prepare(locked.group("tools"), tools=_BUILD / "image-tools", source_date_epoch=epoch)
     (package,) = locked.group("kernel")
     with tempfile.TemporaryDirectory() as scratch:
-        parts_of_kernel = kernel.take(package, tools, Path(scratch))
+        return kernel.take(package, tools, Path(scratch))
+
+
+def _write(options: argparse.Namespace) -> int:
+    locked = lock.load()
+    parts_of_kernel = _kernel(options, locked)
     model = service.read_store(options.store, options.model)
     parts = build.Parts(
         kernel=parts_of_kernel.image,

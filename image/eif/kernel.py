@@ -40,6 +40,15 @@ def take(deb: Input, chroot: Chroot, scratch: Path) -> Kernel:
     )
 
 
+def given(image: Path, modules: Sequence[Path], release: str) -> Kernel:
+    """A kernel from elsewhere, and its modules in the order in which they load. Raises OSError."""
+    return Kernel(
+        release=release,
+        image=image.read_bytes(),
+        modules=tuple((path.name.removesuffix(".xz"), _content(path)) for path in modules),
+    )
+
+
 def _content(path: Path) -> bytes:
     content = path.read_bytes()
     return lzma.decompress(content) if path.suffix == ".xz" else content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import lzma
 import tomllib
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from image import service, tree
 from image.build.errors import BuildError
-from image.eif import build, init
+from image.eif import build, init, kernel
 from image.init.errors import Stop
 from image.measure import cpio, eif
 
@@ -87,3 +88,11 @@ def test_an_unknown_word_stops_the_boot(word: str) -> None:
 def test_without_a_parent_the_enclave_stops() -> None:
     with pytest.raises(Stop, match="no parent instance"):
         init.send_heartbeat()
+
+
+def test_a_kernel_from_elsewhere_brings_its_modules_in_the_order_given(tmp_path: Path) -> None:
+    for name, content in (("bzImage", b"kernel"), ("b.ko", b"b"), ("a.ko.xz", lzma.compress(b"a"))):
+        (tmp_path / name).write_bytes(content)
+    found = kernel.given(tmp_path / "bzImage", [tmp_path / "b.ko", tmp_path / "a.ko.xz"], "6.12-enclave")
+    assert (found.image, found.release) == (b"kernel", "6.12-enclave")
+    assert found.modules == (("b.ko", b"b"), ("a.ko", b"a"))
