@@ -112,7 +112,7 @@ class EngineConfig:
     kv_tokens: int | Literal["auto"] = _setting("auto", low=2, high=1 << 28)
     determinism: str = _setting("per-request", words=("per-request", "always"))
     speculation: str = _setting("auto", words=("auto", "off", "prompt-lookup", "n-gram", "draft-model"))
-    draft_tokens: int = _setting(8, low=1, high=64)
+    draft_tokens: int = _setting(7, low=1, high=64)
     draft_widths: str = _setting("adaptive", words=("adaptive", "fixed"))
     prefix_cache_entries: int = _setting(64, low=0, high=65536)
     prefix_cache_mib: int = _setting(128, low=1, high=1 << 20)

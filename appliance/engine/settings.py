@@ -37,12 +37,13 @@ SPECULATIONS = ("auto", "off", "prompt-lookup", "n-gram", DRAFT_MODEL)
 class SpeculationSettings:
     """`kind` is one of SPECULATIONS; "auto" is prompt lookup where verification is exact and rows are cheap, else off.
 
-    "draft-model" asks the draft model of the settings. `draft_tokens` bounds a proposal; `adaptive` lets each answer
-    find its width and give up.
+    "draft-model" asks the draft model of the settings. `draft_tokens` bounds a proposal: 7 and the token before them
+    are eight rows, and kernels that share the reading of weights do so among four. `adaptive` lets each answer find
+    its width and give up.
     """
 
     kind: str = "auto"
-    draft_tokens: int = 8
+    draft_tokens: int = 7
     adaptive: bool = True
 
 

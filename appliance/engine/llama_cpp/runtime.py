@@ -64,6 +64,8 @@ class LlamaRuntime:
         llama_cpp.llama_log_set(_discard_log, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         self.options = options
+        self.threads = options.threads
+        """Those of the next `decode`."""
         # The abort callback runs after every graph node, hundreds of times per token. libc's strlen is a native
         # `bool (*)(void *)` in disguise: "" is false, one byte is true, and no Python runs in the middle of a decode.
         self._abort = ctypes.create_string_buffer(2)
@@ -235,6 +237,7 @@ class LlamaRuntime:
     def use_threads(self, count: int) -> None:
         """Compute with `count` threads from the next `decode` on."""
         llama_cpp.llama_set_n_threads(self._context, count, count)
+        self.threads = count
 
     def interrupt(self) -> None:
         """Make a running `decode` raise Aborted soon. May be called from any thread."""
