@@ -5,6 +5,7 @@ It is kept under the digest of its inputs. Work happens in it at fixed paths: pa
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,8 @@ class Chroot:
 
 def prepare(inputs: Sequence[Input], *, tools: Path, source_date_epoch: int) -> Chroot:
     """The chroot of these packages: made now, or kept from before. Raises BuildError."""
+    if os.geteuid() != 0:
+        raise BuildError("building takes root: packages are unpacked with their owners, and programs run in a chroot")
     name = digest(inputs).hex()[:16] + "-" + _RECIPE.decode()
     root = tools / name
     environ = environment(source_date_epoch)
