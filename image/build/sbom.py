@@ -58,18 +58,23 @@ class Component:
 def write(lock: Lock, compiled: Sequence[Path], work: Path) -> None:
     """sbom.spdx.json and licences.txt. Raises BuildError where the document is not valid SPDX."""
     components = sorted(_components(lock, compiled), key=lambda one: (one.kind, one.name))
+    (work / "sbom.spdx.json").write_text(spdx_text(lock, components), encoding="utf-8")
+    lines = [f"{one.kind:<6} {one.name} {one.version}: {one.licence or 'see its files'}\n" for one in components]
+    head = (
+        "Licences as the packages declare them. Full texts: /usr/share/doc/*/copyright and *.dist-info in the root.\n\n"
+    )
+    (work / "licences.txt").write_text(head + "".join(lines), encoding="utf-8")
+
+
+def spdx_text(lock: Lock, components: Sequence[Component]) -> str:
+    """The document as JSON; the same components give the same text. Raises BuildError where it is not valid SPDX."""
     document = _document(lock, components)
     messages = validate_full_spdx_document(document)
     if messages:
         raise BuildError(f"the SPDX document is not valid: {messages[0].validation_message}")
     text = io.StringIO()
     write_document_to_stream(document, text, validate=False)
-    (work / "sbom.spdx.json").write_text(text.getvalue() + "\n", encoding="utf-8")
-    lines = [f"{one.kind:<6} {one.name} {one.version}: {one.licence or 'see its files'}\n" for one in components]
-    head = (
-        "Licences as the packages declare them. Full texts: /usr/share/doc/*/copyright and *.dist-info in the root.\n\n"
-    )
-    (work / "licences.txt").write_text(head + "".join(lines), encoding="utf-8")
+    return text.getvalue() + "\n"
 
 
 def _components(lock: Lock, compiled: Sequence[Path]) -> list[Component]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from image.build import check, disks, initrd, settings_disk, tree, wheels
+from image.build import check, disks, initrd, lock, sbom, settings_disk, tree, wheels
 from image.build.errors import BuildError
 from image.init import settings
+from image.measure import cpio
 
 DEP = "kernel/a/dm-verity.ko.xz: kernel/a/dm-bufio.ko.xz kernel/b/dm-mod.ko.xz\n"
 DEP += "kernel/a/dm-bufio.ko.xz: kernel/b/dm-mod.ko.xz\n"
@@ -30,17 +32,30 @@ def test_a_module_that_is_built_in_is_not_looked_for_and_an_unknown_one_is_an_er
         initrd.load_order(DEP, ["virtio_pci"], "")
 
 
-def test_the_archive_is_what_cpio_reads(tmp_path: Path) -> None:
-    archive = initrd.archive({"init": (0o755, b"#!x\n"), "lib/a/b": (0o644, b"12345")})
-    listed = subprocess.run(["cpio", "-itv", "--quiet"], input=archive, capture_output=True, check=True).stdout.decode()
-    rows = [(line.split()[0], line.split()[-1]) for line in listed.splitlines()]
-    assert rows == [
-        ("-rwxr-xr-x", "init"),
-        ("drwxr-xr-x", "lib"),
-        ("drwxr-xr-x", "lib/a"),
-        ("-rw-r--r--", "lib/a/b"),
-    ]
+def test_the_archive_is_what_the_calculator_reads_and_the_same_from_any_order() -> None:
+    files = {"init": (0o755, b"#!x\n"), "lib/a/b": (0o644, b"12345")}
+    archive = initrd.archive(files)
+    digests = {name: hashlib.sha256(content).digest() for name, (_, content) in files.items()}
+    assert dict(cpio.file_digests(archive)) == digests
+    assert archive == initrd.archive(dict(reversed(files.items())))
     assert len(archive) % 512 == 0
+    assert archive.index(b"lib\x00") < archive.index(b"lib/a\x00") < archive.index(b"lib/a/b\x00")
+
+
+def test_the_list_of_contents_is_valid_spdx_and_says_what_packages_declare() -> None:
+    held = lock.Lock(suite="trixie", source_date_epoch=1_764_374_400, inputs=())
+    parts = [
+        sbom.Component(kind="deb", name="libc6", version="2.41-12", sha256=bytes(32), licence="GPL-2+, LGPL-2.1+"),
+        sbom.Component(kind="python", name="cbor2", version="6.3.0", sha256=b"\x01" * 32, licence="MIT"),
+        sbom.Component(kind="python", name="x_y", version="1", sha256=b"\x02" * 32, licence=""),
+    ]
+    texts = [sbom.spdx_text(held, parts) for _ in range(2)]
+    assert texts[0] == texts[1]
+    packages = {one["name"]: one for one in json.loads(texts[0])["packages"]}
+    assert packages["cbor2"]["licenseDeclared"] == "MIT"
+    assert packages["libc6"]["licenseDeclared"] == "NOASSERTION"
+    assert packages["libc6"]["licenseComments"] == "declared as: GPL-2+, LGPL-2.1+"
+    assert packages["x_y"]["checksums"] == [{"algorithm": "SHA256", "checksumValue": "02" * 32}]
 
 
 @pytest.mark.parametrize(("blocks", "tree_blocks"), [(1, 1), (128, 1), (129, 3), (16384, 129), (16385, 132)])
