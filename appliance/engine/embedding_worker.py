@@ -6,14 +6,12 @@ Like `appliance.engine.worker` in everything but what it computes.
 from __future__ import annotations
 
 import math
-import queue
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from appliance.engine.channel import BlockingChannel, ChannelError, Message
+from appliance.engine.channel import BlockingChannel, Message
 from appliance.engine.embedding import (
     EmbeddingEvent,
     InputsReady,
@@ -24,7 +22,7 @@ from appliance.engine.embedding import (
 )
 from appliance.engine.messages import pack_event, take
 from appliance.engine.settings import Threads, choose_threads
-from appliance.engine.worker import STATS_INTERVAL_S, Inbox, Outbox, harden
+from appliance.engine.worker_loop import WorkerLoop, harden
 from appliance.errors import ApplianceError
 
 if TYPE_CHECKING:
@@ -35,21 +33,18 @@ FLUSH_BYTES = 4 << 20
 SEQUENCES = 64
 
 
-class EmbeddingWorker:
+class EmbeddingWorker(WorkerLoop["EmbeddingScheduler"]):
     """Load, then serve until told to stop."""
 
     def __init__(self, channel: BlockingChannel, model_fd: int) -> None:
-        self._channel = channel
+        super().__init__(channel)
         self._model_fd = model_fd
-        self._outbox = Outbox(channel)
         self._batch: list[dict[str, object]] = []
         self._batch_bytes = 0
-        self._stats_at = 0.0
-        self._reported = -1.0
 
     def run(self) -> None:
         """Raises ChannelError on a supervisor that does not keep to the protocol."""
-        first = self._channel.receive()
+        first = self.channel.receive()
         if first is None:
             return
         # Heavy and native: only after hardening, and reported to the supervisor where it is not installed.
@@ -57,7 +52,7 @@ class EmbeddingWorker:
             from appliance.engine.llama_cpp.embedding import EmbeddingOptions, EmbeddingRuntime, measure_packing
             from appliance.engine.llama_cpp.runtime import VERSION, Aborted, RuntimeFailure
         except (ImportError, OSError, RuntimeError) as error:
-            self._channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
+            self.channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
             return
         rows = take(first, "n_batch", int)
         options = EmbeddingOptions(
@@ -70,14 +65,14 @@ class EmbeddingWorker:
             threads=take(first, "threads", int) or 1,
         )
         try:
-            runtime = EmbeddingRuntime(options, progress=self._report_progress)
+            runtime = EmbeddingRuntime(options, progress=self.report_progress)
             threads = _choose_threads(runtime, first)
             packs = measure_packing(runtime)
         except (RuntimeFailure, Aborted) as error:
-            self._channel.send({"t": "failed", "message": str(error)})
+            self.channel.send({"t": "failed", "message": str(error)})
             return
         scheduler = self._scheduler(runtime, options.inputs if packs else 1, threads, first)
-        self._channel.send(
+        self.channel.send(
             {
                 "t": "loaded",
                 "vocabulary": runtime.vocabulary_size,
@@ -91,12 +86,12 @@ class EmbeddingWorker:
         )
         failure: str | None = None
         try:
-            self._serve(scheduler, runtime)
+            self.serve(scheduler, runtime, on_cancel=True)
         except RuntimeFailure as error:
             failure = str(error)
-        self._outbox.close()
+        self.outbox.close()
         if failure is not None:
-            self._channel.send({"t": "failed", "message": failure})
+            self.channel.send({"t": "failed", "message": failure})
 
     def _scheduler(
         self, runtime: EmbeddingRuntime, together: int, threads: Threads, first: Mapping[str, object]
@@ -118,45 +113,10 @@ class EmbeddingWorker:
         )
         return EmbeddingScheduler(runtime, limits, self._emit)
 
-    def _serve(self, scheduler: EmbeddingScheduler, runtime: EmbeddingRuntime) -> None:
-        from appliance.engine.llama_cpp.runtime import Aborted
-
-        inbox = Inbox(self._channel, runtime.interrupt, on_cancel=True)
-        inbox.start()
-        self._outbox.start()
-        while True:
-            if scheduler.idle and not self._handle(scheduler, inbox.get()):
-                return
-            # Cleared before the inbox is emptied: an interrupt that comes later finds its message still in there.
-            runtime.clear_interrupt()
-            while True:
-                try:
-                    message = inbox.get_nowait()
-                except queue.Empty:
-                    break
-                if not self._handle(scheduler, message):
-                    return
-            try:
-                scheduler.step()
-            except Aborted:
-                pass  # whoever interrupted it has left a message
-            self._report_stats(scheduler)
-            self._flush()
-
-    def _handle(self, scheduler: EmbeddingScheduler, message: Message) -> bool:
-        kind = message.get("t")
-        if kind == "embed":
-            scheduler.submit(unpack_job(message))
-            self._flush()
-        elif kind == "cancel":
-            scheduler.cancel(take(message, "id", bytes))
-            self._report_stats(scheduler)
-        elif kind == "ping":
-            self._outbox.put({"t": "pong"})
-        elif kind == "stop":
+    def submit(self, scheduler: EmbeddingScheduler, message: Message) -> bool:
+        if message.get("t") != "embed":
             return False
-        else:
-            raise ChannelError("unknown kind of message")
+        scheduler.submit(unpack_job(message))
         return True
 
     def _emit(self, job_id: bytes, event: EmbeddingEvent | ApplianceError) -> None:
@@ -164,30 +124,18 @@ class EmbeddingWorker:
             self._batch.append(pack_vector(job_id, event))
             self._batch_bytes += len(event.numbers)
         elif isinstance(event, InputsReady):
-            self._flush()  # whatever it is, it may fill a message by itself
+            self.flush()  # whatever it is, it may fill a message by itself
             self._batch.append(pack_inputs_ready(job_id, event))
             self._batch_bytes = FLUSH_BYTES
         else:
             self._batch.append(pack_event(job_id, event))
         if self._batch_bytes >= FLUSH_BYTES:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         if self._batch:
-            self._outbox.put({"t": "events", "events": self._batch})
+            self.outbox.put({"t": "events", "events": self._batch})
             self._batch, self._batch_bytes = [], 0
-
-    def _report_progress(self, fraction: float) -> None:
-        if fraction - self._reported >= 0.02 or fraction >= 1.0:
-            self._reported = fraction
-            self._channel.send({"t": "progress", "fraction": min(1.0, max(0.0, float(fraction)))})
-
-    def _report_stats(self, scheduler: EmbeddingScheduler) -> None:
-        """Every now and then, and when nothing is left to do."""
-        now = time.monotonic()
-        if scheduler.idle or now - self._stats_at >= STATS_INTERVAL_S:
-            self._stats_at = now
-            self._outbox.put({"t": "stats", "stats": scheduler.stats()})
 
 
 def _choose_threads(runtime: EmbeddingRuntime, first: Mapping[str, object]) -> Threads:

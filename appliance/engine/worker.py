@@ -6,21 +6,17 @@ it reads anything, and ends when the socket to its supervisor does.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import queue
-import resource
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from appliance.engine.channel import BlockingChannel, ChannelError, Message
+from appliance.engine.channel import BlockingChannel, Message
 from appliance.engine.chat_template import ChatTemplate, Rendering, TemplateTimeout, TemplateTooSlow
 from appliance.engine.draft import DraftModel
 from appliance.engine.memory import JobMemory, available_bytes, read_text
@@ -32,6 +28,7 @@ from appliance.engine.settings import Threads
 from appliance.engine.speculation import DRAFTERS, Drafter, Speculation, WidthController
 from appliance.engine.template_probe import probe
 from appliance.engine.types import ChatFormat, ChatMessage, EngineEvent, ToolChat
+from appliance.engine.worker_loop import WorkerLoop, harden
 from appliance.errors import ApplianceError, BadRequest
 
 if TYPE_CHECKING:
@@ -40,92 +37,9 @@ if TYPE_CHECKING:
 
 TEMPLATE_LIMIT_S = 2.0
 PROBE_LIMIT_S = 5.0
-OUTBOX_LIMIT = 4096
-STATS_INTERVAL_S = 0.2
 SEQUENCES_AT_MOST = 256  # LLAMA_MAX_SEQ
 DEAR_ROW = 0.5  # of an evaluation: from here on guesses cost more than they bring unless nearly all are right
 LONG_STEP_ROWS = 128
-_PR_SET_PDEATHSIG = 1
-_PR_SET_DUMPABLE = 4
-
-
-def harden(keep: set[int]) -> None:
-    """No core dumps, no ptrace by peers, death with the parent, no descriptor but stdio and `keep`."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    for option, value in ((_PR_SET_DUMPABLE, 0), (_PR_SET_PDEATHSIG, signal.SIGKILL)):
-        if prctl(option, value, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
-    for name in os.listdir("/proc/self/fd"):
-        if (fd := int(name)) > 2 and fd not in keep:
-            try:
-                os.close(fd)
-            except OSError:
-                pass  # the listing's own descriptor
-
-
-class Inbox:
-    """Messages from the supervisor, read by a thread of their own, so that a cancel reaches a running prefill."""
-
-    def __init__(self, channel: BlockingChannel, interrupt: Callable[[], None], *, on_cancel: bool) -> None:
-        self._channel = channel
-        self._interrupt = interrupt
-        # An interrupted step costs everyone in it; short ones are better waited for.
-        self._kinds = ("cancel", "stop") if on_cancel else ("stop",)
-        self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.get = self._queue.get
-        self.get_nowait = self._queue.get_nowait
-
-    def start(self) -> None:
-        threading.Thread(target=self._run, name="inbox", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                message = self._channel.receive()
-            except (ChannelError, OSError):
-                message = None
-            if message is None:
-                # Nobody is left to answer to; the main thread may be deep in native code.
-                os._exit(0)
-            self._queue.put(message)  # before the interrupt: whoever is interrupted finds the reason
-            if message.get("t") in self._kinds:
-                self._interrupt()
-
-
-class Outbox:
-    """Messages to the supervisor, sent by a thread of their own.
-
-    A socket's send tells the kernel that its caller is about to sleep, so the reader is woken on its core. Here
-    the caller is about to compute the next token: the serving process would take its core away for every token.
-    """
-
-    def __init__(self, channel: BlockingChannel) -> None:
-        self._channel = channel
-        self._queue: queue.SimpleQueue[Mapping[str, object] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def put(self, message: Mapping[str, object]) -> None:
-        """Queue one message; waits while a supervisor that does not read has left too many."""
-        while self._queue.qsize() >= OUTBOX_LIMIT:
-            time.sleep(0.001)
-        self._queue.put(message)
-
-    def close(self) -> None:
-        """Return when everything queued has been sent."""
-        self._queue.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (message := self._queue.get()) is not None:
-            try:
-                self._channel.send(message)
-            except (ChannelError, OSError):
-                # Nobody is left to answer to, or a message that can never be sent: a new worker starts clean.
-                os._exit(1)
 
 
 class TimedTemplate(ChatTemplate):
@@ -154,23 +68,21 @@ def _alarm(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-class Worker:
+class Worker(WorkerLoop[Scheduler]):
     """Load, then serve until told to stop."""
 
     def __init__(self, channel: BlockingChannel, models: Sequence[int], random_bytes: Callable[[int], bytes]) -> None:
         """`models`: descriptors of the model and, where there is one, of its draft."""
-        self._channel = channel
+        super().__init__(channel)
         self._models = models
         self._random_bytes = random_bytes
         self._batch: list[dict[str, object]] = []
-        self._outbox = Outbox(channel)
-        self._stats_at = 0.0
         self._row_cost = 0.0
         self._draft: DraftModel | None = None
 
     def run(self) -> None:
         """Raises ChannelError on a supervisor that does not keep to the protocol."""
-        first = self._channel.receive()
+        first = self.channel.receive()
         if first is None:
             return
         # Heavy and native: only after hardening, and reported to the supervisor where it is not installed.
@@ -183,17 +95,17 @@ class Worker:
             )
             from appliance.engine.llama_cpp.selftest import measure_exactness, measure_row_cost
         except (ImportError, OSError, RuntimeError) as error:
-            self._channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
+            self.channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
             return
         try:
-            runtime = LlamaRuntime(self._options(first), progress=self._report_progress())
+            runtime = LlamaRuntime(self._options(first), progress=self.report_progress)
             threads = self._choose_threads(runtime, first)
             exactness = measure_exactness(runtime)
             self._row_cost = measure_row_cost(runtime)
             if len(self._models) > 1:
                 self._load_draft(runtime, threads, first)
         except (RuntimeFailure, Aborted) as error:
-            self._channel.send({"t": "failed", "message": str(error)})
+            self.channel.send({"t": "failed", "message": str(error)})
             return
         template = TimedTemplate(
             optional(first, "template", str),
@@ -203,7 +115,7 @@ class Worker:
         chat = _probe(template, first)
         runtime.spell(chat.spellings)
         scheduler = self._scheduler(runtime, exactness, (threads, template), first)
-        self._channel.send(
+        self.channel.send(
             {
                 "t": "loaded",
                 "vocabulary": runtime.vocabulary_size,
@@ -217,12 +129,12 @@ class Worker:
         )
         failure: str | None = None
         try:
-            self._serve(scheduler, runtime)
+            self.serve(scheduler, runtime, on_cancel=runtime.options.n_batch > LONG_STEP_ROWS)
         except RuntimeFailure as error:
             failure = str(error)
-        self._outbox.close()
+        self.outbox.close()
         if failure is not None:
-            self._channel.send({"t": "failed", "message": failure})
+            self.channel.send({"t": "failed", "message": failure})
 
     def _options(self, first: Mapping[str, object]) -> RuntimeOptions:
         from appliance.engine.llama_cpp.runtime import RuntimeOptions
@@ -298,74 +210,23 @@ class Worker:
             speculate=_speculate(first, _drafters(kind, self._draft), self._row_cost),
         )
 
-    def _serve(self, scheduler: Scheduler, runtime: LlamaRuntime) -> None:
-        from appliance.engine.llama_cpp.runtime import Aborted
-
-        inbox = Inbox(self._channel, runtime.interrupt, on_cancel=runtime.options.n_batch > LONG_STEP_ROWS)
-        inbox.start()
-        self._outbox.start()
-        while True:
-            if scheduler.idle and not self._handle(scheduler, inbox.get()):
-                return
-            # Cleared before the inbox is emptied: an interrupt that comes later finds its message still in there.
-            runtime.clear_interrupt()
-            while True:
-                try:
-                    message = inbox.get_nowait()
-                except queue.Empty:
-                    break
-                if not self._handle(scheduler, message):
-                    return
-            try:
-                scheduler.step()
-            except Aborted:
-                pass  # whoever interrupted it has left a message
-            self._report_stats(scheduler)
-            self._flush()
-            scheduler.settle()
-
-    def _handle(self, scheduler: Scheduler, message: Message) -> bool:
-        kind = message.get("t")
-        if kind == "submit":
-            scheduler.submit(unpack_job(message))
-            self._flush()
-        elif kind == "cancel":
-            scheduler.cancel(take(message, "id", bytes))
-            self._report_stats(scheduler)
-        elif kind == "ping":
-            self._outbox.put({"t": "pong"})
-        elif kind == "stop":
+    def submit(self, scheduler: Scheduler, message: Message) -> bool:
+        if message.get("t") != "submit":
             return False
-        else:
-            raise ChannelError("unknown kind of message")
+        scheduler.submit(unpack_job(message))
         return True
+
+    def settle(self, scheduler: Scheduler) -> None:
+        scheduler.settle()
 
     def _emit(self, job_id: bytes, event: EngineEvent | ApplianceError) -> None:
         self._batch.append(pack_event(job_id, event))
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """One write per step, however many events it made."""
         if self._batch:
-            self._outbox.put({"t": "events", "events": self._batch})
+            self.outbox.put({"t": "events", "events": self._batch})
             self._batch = []
-
-    def _report_stats(self, scheduler: Scheduler) -> None:
-        """Every now and then, and when nothing is left to do."""
-        now = time.monotonic()
-        if scheduler.idle or now - self._stats_at >= STATS_INTERVAL_S:
-            self._stats_at = now
-            self._outbox.put({"t": "stats", "stats": scheduler.stats()})
-
-    def _report_progress(self) -> Callable[[float], None]:
-        last = -1.0
-
-        def report(fraction: float) -> None:
-            nonlocal last
-            if fraction - last >= 0.02 or fraction >= 1.0:
-                last = fraction
-                self._channel.send({"t": "progress", "fraction": min(1.0, max(0.0, float(fraction)))})
-
-        return report
 
 
 def _probe(template: ChatTemplate, first: Mapping[str, object]) -> ChatFormat:
