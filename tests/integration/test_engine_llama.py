@@ -17,7 +17,16 @@ import pytest
 
 from appliance.engine.settings import EngineSettings
 from appliance.engine.supervisor import SupervisedEngine
-from appliance.engine.types import ChatMessage, Delta, EngineEvent, Finished, GenerationJob, PromptReady, SamplingParams
+from appliance.engine.types import (
+    Begun,
+    ChatMessage,
+    Delta,
+    EngineEvent,
+    Finished,
+    GenerationJob,
+    PromptReady,
+    SamplingParams,
+)
 from appliance.errors import BadRequest, BootError, TooLarge, Unavailable
 
 pytestmark = pytest.mark.model
@@ -71,9 +80,10 @@ def ids(packed: bytes) -> list[int]:
 async def answer(events: AsyncGenerator[EngineEvent, None]) -> Answer:
     seen = [event async for event in events]
     assert isinstance(seen[0], PromptReady)
+    assert isinstance(seen[1], Begun)
     assert isinstance(seen[-1], Finished)
     deltas = [event for event in seen if isinstance(event, Delta)]
-    assert len(deltas) == len(seen) - 2
+    assert len(deltas) == len(seen) - 3
     return Answer(
         seen[0], "".join(delta.text for delta in deltas), ids(b"".join(d.token_ids for d in deltas)), seen[-1].reason
     )
