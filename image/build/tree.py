@@ -57,6 +57,7 @@ _LEFT_OUT: Final = (
     "usr/lib/tmpfiles.d",
     "usr/lib/udev",
     "usr/lib/sysusers.d",
+    f"usr/lib/python{PYTHON}/_pyrepl",
     f"usr/lib/python{PYTHON}/ensurepip",
     f"usr/lib/python{PYTHON}/pydoc_data",
     f"usr/lib/python{PYTHON}/test",
@@ -65,6 +66,7 @@ _LEFT_OUT: Final = (
     f"usr/lib/python{PYTHON}/lib2to3",
     f"usr/lib/python{PYTHON}/idlelib",
     f"usr/lib/python{PYTHON}/tkinter",
+    f"usr/lib/python{PYTHON}/xmlrpc",
     "usr/lib/x86_64-linux-gnu/gconv",
     "var",
 )
@@ -105,6 +107,10 @@ _LEFT_OUT_OF_SITE: Final = (
 )
 
 
+_SOURCES: Final = frozenset({".c", ".h", ".pxd", ".pyi", ".pyx"})
+_NUMPY_TESTS = re.compile(r"/numpy/_core/_(simd|\w+_tests)\.[^/]+\.so$")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What goes in: packages, wheels, the project's folder, and files by their path in the root."""
@@ -136,12 +142,13 @@ def make(parts: Parts, tree: Path, chroot: Chroot) -> None:
     site.mkdir(parents=True)
     for wheel in sorted(parts.wheels, key=lambda path: path.name):
         _unzip(wheel, site)
-    for path in _LEFT_OUT_OF_SITE:
-        shutil.rmtree(site / path, ignore_errors=True)
+    for name in _LEFT_OUT_OF_SITE:
+        shutil.rmtree(site / name, ignore_errors=True)
     for tests in sorted(site.rglob("tests")):
         shutil.rmtree(tests, ignore_errors=True)
-    for stub in sorted(site.rglob("*.pyi")):
-        stub.unlink()
+    for path in sorted(site.rglob("*")):
+        if path.suffix in _SOURCES or _NUMPY_TESTS.search(str(path)):
+            path.unlink()
     _copy_project(parts, site)
     for folder in _FOLDERS:
         (tree / folder).mkdir(parents=True, exist_ok=True)
