@@ -48,8 +48,9 @@ class WidthController:
 
     At most two widths ever: narrow, and wide where the first round was accepted whole; the first round at the wide
     one that was not closes it for good. A window of rounds with too little yield, half of them with none at all, ends
-    proposing for good; and so does one whose guesses cost more than they brought: `row_cost` is what one row more adds
-    to a pass, in passes of one row. `adaptive` false keeps to the wide one.
+    proposing for good; and so does one whose guesses cost more than they brought, at once where they always must:
+    `row_cost` is what one row more adds to a pass, in passes of one row, the making of a guess included. `adaptive`
+    false keeps to the wide one.
     """
 
     wide: int
@@ -63,6 +64,8 @@ class WidthController:
         if not 1 <= self.wide <= DRAFT_LIMIT:
             raise ValueError(f"the width of a proposal is outside 1..{DRAFT_LIMIT}")
         self.width = min(NARROW, self.wide) if self.adaptive else self.wide
+        if self.adaptive and self.row_cost >= 1.0:
+            self.width = 0  # a right guess saves one pass: not even that would pay
 
     @property
     def active(self) -> bool:

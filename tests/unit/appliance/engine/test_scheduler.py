@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from appliance.engine.batch import EXACT
 from appliance.engine.memory import JobMemory
+from appliance.engine.stats import ENGINE_STATS
 from appliance.engine.types import Begun, Delta, Finished, PromptReady, SamplingParams, TokenLogprob
 from appliance.errors import ApplianceError, Unavailable
 from tests.unit.appliance.engine.toy import Bench, alone
@@ -66,6 +67,31 @@ def test_a_job_for_which_there_is_no_memory_is_refused_before_anything_of_it_exi
     third = bench.submit(3, "abc", max_tokens=20)
     bench.drain()
     assert isinstance(bench.events[third][-1], Finished)
+
+
+def test_h07_reuse_spares_prefill_and_guessing_spares_passes_and_neither_the_other() -> None:
+    prompt, counted = "abcabcabcabcabcabcabcabc", {}
+    for drafter, scope in (("off", b""), ("off", b"s"), ("prompt-lookup", b"")):
+        bench = Bench(drafter=drafter, n_batch=16, context_length=100, kv_tokens=400)
+        for number in (1, 2):
+            bench.submit(number, prompt, scope=scope, max_tokens=40)
+            bench.drain()
+        counters = bench.scheduler.counters
+        counted[drafter, scope] = counters.prefill_tokens, counters.target_passes
+    (prefill, passes), (reused_prefill, reused_passes) = counted["off", b""], counted["off", b"s"]
+    guessed_prefill, guessed_passes = counted["prompt-lookup", b""]
+    assert (reused_prefill < prefill, reused_passes == passes) == (True, True)
+    assert (guessed_prefill == prefill, guessed_passes < passes) == (True, True)
+
+
+def test_h43_what_is_told_of_the_scheduler_is_counts_alone() -> None:
+    bench = Bench()
+    bench.submit(1, "abcabc", scope=b"secret", max_tokens=4)
+    bench.step()
+    stats = bench.scheduler.stats()
+    assert set(stats) <= {"running", "waiting", *ENGINE_STATS}
+    assert all(type(value) is int for value in stats.values())
+    bench.drain()
 
 
 @pytest.mark.parametrize(("size", "code"), [(7, None), (8, "context_length_exceeded"), (9, "context_length_exceeded")])

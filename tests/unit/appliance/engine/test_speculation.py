@@ -173,6 +173,12 @@ def test_h40_guesses_that_cost_more_than_they_bring_end() -> None:
         assert controller.active is goes_on
 
 
+def test_h13_guesses_that_cannot_pay_however_right_they_are_are_not_made() -> None:
+    assert WidthController(wide=8, row_cost=0.99).active
+    assert not WidthController(wide=8, row_cost=1.0).active
+    assert WidthController(wide=8, row_cost=1.4, adaptive=False).width == 8  # who fixes the width decides himself
+
+
 @pytest.mark.parametrize("wide", [0, 65])
 def test_h33_the_bounds_of_the_width(wide: int) -> None:
     with pytest.raises(ValueError, match="outside"):
