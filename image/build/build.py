@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from image.build import chroot as chroots
-from image.build import compiled, disks, fetch, initrd, sbom, tree, uki
+from image.build import compiled, contents, disks, fetch, initrd, sbom, tree, uki
 from image.build.chroot import Chroot
 from image.build.errors import BuildError
 from image.build.lock import Lock
@@ -79,7 +79,7 @@ def build(lock: Lock, job: Job) -> None:
 def _root(lock: Lock, job: Job, chroot: Chroot, compiled_wheels: Sequence[Path], work: Path) -> None:
     config = (_HERE / "appliance.toml").read_bytes() + f'\n[[models]]\nname = "{job.model}"\n'.encode()
     (work / "appliance.toml").write_bytes(config)
-    wheels = [one.cached() for one in lock.group("wheels")]
+    wheels = [one.cached() for one in contents.wheels(lock)]
     parts = tree.Parts(
         debs=lock.group("root"),
         wheels=(*wheels, *compiled_wheels),

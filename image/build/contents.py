@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from image.build.lock import Input, Lock
+
 SUITE: Final = "trixie"
 
 # What builds: a chroot of its own, so that the builder's machine does not matter. With all they depend on.
@@ -70,7 +72,6 @@ WHEELS: Final = (
     "cbor2",
     "click",
     "cryptography",
-    "dcap-qvl",
     "diskcache",
     "fastapi",
     "h11",
@@ -86,6 +87,8 @@ WHEELS: Final = (
     "typing-extensions",
     "uvicorn",
 )
+# What packages name as needed and the appliance never imports: for clients, terminals and builds.
+WHEELS_LEFT_OUT: Final = frozenset({"dcap-qvl", "markdown-it-py", "mdurl", "pycparser", "pygments"})
 # Compiled in the chroot, from source, with what their build needs.
 SDISTS: Final = ("llama-cpp-python", "tpm2-pytss")
 BUILD_WHEELS: Final = (
@@ -98,3 +101,8 @@ BUILD_WHEELS: Final = (
     "setuptools-scm",
     "wheel",
 )
+
+
+def wheels(lock: Lock) -> tuple[Input, ...]:
+    """The locked wheels that are in the image."""
+    return tuple(one for one in lock.group("wheels") if one.name not in WHEELS_LEFT_OUT)

@@ -25,6 +25,7 @@ from spdx_tools.spdx.model.spdx_no_assertion import SpdxNoAssertion
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 from spdx_tools.spdx.writer.json.json_writer import write_document_to_stream
 
+from image.build import contents
 from image.build.errors import BuildError
 from image.build.lock import Input, Lock, digest, sha256_file
 from image.build.run import environment, run
@@ -83,7 +84,7 @@ def _components(lock: Lock, compiled: Sequence[Path]) -> list[Component]:
         Component(kind="deb", name=o.name, version=o.version, sha256=o.sha256, licence=_deb_licence(o))
         for o in dict.fromkeys(debs)
     ]
-    for path in (*(one.cached() for one in lock.group("wheels")), *compiled):
+    for path in (*(one.cached() for one in contents.wheels(lock)), *compiled):
         fields = wheel_metadata(path)
         found.append(
             Component(

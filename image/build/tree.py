@@ -85,10 +85,6 @@ _NO_MODULES: Final = (
 )
 # Of Python packages: what only clients, builds, tests and terminals need. `_import_all` tells when it is too much.
 _LEFT_OUT_OF_SITE: Final = (
-    "dcap_qvl",
-    "markdown_it",
-    "mdurl",
-    "pygments",
     "numpy/fft",
     "numpy/ma",
     "numpy/polynomial",
