@@ -93,6 +93,7 @@ image-check: image-venv ## build the image twice, in two folders, and compare ev
 image-test: ## boot the image under QEMU with a software TPM, ask it through the client, then tamper
 	@scripts/image/needs.sh test
 	@$(MAKE) --no-print-directory image-venv
+	@$(PY) -c 'import tpm2_pytss' 2>/dev/null || $(PIP_INSTALL) -q -e '.[tpm2]'
 	@test -f build/image/SHA256SUMS || $(MAKE) --no-print-directory image
 	@$(PY) -m image.boottest --model $(MODEL)
 
