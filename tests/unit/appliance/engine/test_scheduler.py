@@ -84,6 +84,24 @@ def test_h07_reuse_spares_prefill_and_guessing_spares_passes_and_neither_the_oth
     assert (guessed_prefill == prefill, guessed_passes < passes) == (True, True)
 
 
+def test_b139_h48_another_tenant_takes_the_same_steps_whatever_is_kept() -> None:
+    prompt = "abcdabcdabcdabcdabcdabcdabcd"
+    taken: list[list[list[tuple[int, int]]]] = []
+    for others in ((), (b"tenant a",), (b"tenant a", b"tenant c")):
+        bench = Bench(n_batch=8, context_length=100, kv_tokens=400)
+        for number, scope in enumerate(others, 1):
+            bench.submit(number, prompt, scope=scope, max_tokens=4)
+            bench.drain()
+        bench.runtime.batches.clear()
+        probe = bench.submit(9, prompt, scope=b"tenant b", max_tokens=4)
+        bench.drain()
+        taken.append([[(len(segment.tokens), segment.outputs) for segment in batch] for batch in bench.runtime.batches])
+        end = bench.events[probe][-1]
+        assert isinstance(end, Finished)
+        assert end.execution["cached-prompt-tokens"] == 0
+    assert taken[0] == taken[1] == taken[2]
+
+
 def test_h43_what_is_told_of_the_scheduler_is_counts_alone() -> None:
     bench = Bench()
     bench.submit(1, "abcabc", scope=b"secret", max_tokens=4)
