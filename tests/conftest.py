@@ -8,10 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from appliance.models import catalogue
 from appliance.models.pull import PipSource, pull
 from appliance.models.store import ModelStore, default_store_root
+
+# How fast examples run says who else uses the machine, not whether they hold.
+settings.register_profile("shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared-machine")
 
 # A software TPM needs a package of the system (make test says which). Everything else runs without it; CI has it.
 NEED_TPM = () if importlib.util.find_spec("tpm2_pytss") else ("integration/test_tpm2_attester.py", "e2e/test_tpm2.py")
