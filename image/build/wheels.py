@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import tempfile
@@ -37,27 +38,41 @@ class Pip:
 
     def fetch(self, wanted: Iterable[Input], to: Path) -> Mapping[str, Path]:
         """Fetch locked files by name, version and digest: pip checks the digest too. Absent: not to be had."""
-        found: dict[str, Path] = {}
-        for one in wanted:
-            with tempfile.TemporaryDirectory() as folder:
-                requirement = Path(folder) / "requirement.txt"
-                requirement.write_text(
-                    f"{one.name}=={one.version} --hash=sha256:{one.sha256.hex()}\n", encoding="utf-8"
-                )
-                kind = ["--no-binary", one.name] if one.kind == "sdist" else _target()
-                try:
-                    self._download(["--no-deps", "--require-hashes", "-r", str(requirement), *kind], to)
-                except BuildError:
-                    continue
-            if (to / one.file).is_file():
-                found[one.file] = to / one.file
-        return found
+        for batch in batches(wanted):
+            try:
+                self._fetch(batch, to)
+            except BuildError:
+                for one in batch:  # one of them is not to be had: the others are still wanted
+                    with contextlib.suppress(BuildError):
+                        self._fetch([one], to)
+        return {path.name: path for path in sorted(to.iterdir())} if to.is_dir() else {}
+
+    def _fetch(self, batch: Sequence[Input], to: Path) -> None:
+        lines = [f"{one.name}=={one.version} --hash=sha256:{one.sha256.hex()}\n" for one in batch]
+        kind = ["--no-binary", ",".join(one.name for one in batch)] if batch[0].kind == "sdist" else _target()
+        with tempfile.TemporaryDirectory() as folder:
+            requirements = Path(folder) / "requirements.txt"
+            requirements.write_text("".join(lines), encoding="utf-8")
+            self._download(["--no-deps", "--require-hashes", "-r", str(requirements), *kind], to)
 
     def _download(self, arguments: Sequence[str], to: Path) -> tuple[Path, ...]:
         to.mkdir(parents=True, exist_ok=True)
         # PYTHON* of the build's environment are not for pip: it runs outside of the image.
         run([sys.executable, "-m", "pip", "download", "-q", "-d", to, *arguments], environ=self.environ)
         return tuple(sorted(to.iterdir()))
+
+
+def batches(wanted: Iterable[Input]) -> list[list[Input]]:
+    """Groups for one run of pip each: of one kind, and no name twice, as a build may need another version of it."""
+    made: list[list[Input]] = []
+    for one in wanted:
+        for batch in made:
+            if batch[0].kind == one.kind and all(other.name != one.name for other in batch):
+                batch.append(one)
+                break
+        else:
+            made.append([one])
+    return made
 
 
 def _names(requirements: Sequence[str]) -> list[str]:

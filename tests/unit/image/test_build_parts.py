@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -115,6 +116,13 @@ def test_settings_that_would_stop_a_boot_are_refused_before_there_is_a_disk(tmp_
     with pytest.raises(BuildError, match="unknown operator setting 'policy'"):
         settings_disk.write(tmp_path / "s.toml", tmp_path / "disk")
     assert not (tmp_path / "disk").exists()
+
+
+def test_pip_is_run_for_many_files_at_a_time_but_never_for_two_versions_of_one() -> None:
+    one = lock.Input(kind="wheel", name="a", version="1", file="a", size=1, sha256=bytes(32), groups=("g",))
+    newer, other = dataclasses.replace(one, version="2"), dataclasses.replace(one, name="b")
+    source = dataclasses.replace(one, name="c", kind="sdist")
+    assert wheels.batches([one, newer, source, other]) == [[one, other], [newer], [source]]
 
 
 def test_names_of_source_archives() -> None:
