@@ -125,7 +125,7 @@ def make_other_image(held: Material, tools: Path) -> None:
     uki.make_disk(shell, uki.make(shell, boot_files, text, "other"), held.work / "boot-other.img")
 
 
-def run(held: Material, tools: Path, model: str, chosen: Sequence[str]) -> int:
+def run(held: Material, tools: Path, chosen: Sequence[str]) -> int:
     """The number of cases that were not caught. Raises BootTestError where the honest image does not work."""
     shutil.rmtree(held.work, ignore_errors=True)
     held.work.mkdir(parents=True)
@@ -134,7 +134,7 @@ def run(held: Material, tools: Path, model: str, chosen: Sequence[str]) -> int:
     pin = material.attestation_key(held)
     say("The firmware's own measurements, from a boot that does nothing else")
     log = material.firmware_log(held)
-    caller = Caller(policy=material.make_policy(held, log, pin), api_key=api_key, model=model)
+    caller = Caller(policy=material.make_policy(held, log, pin), api_key=api_key, model=held.model)
     make_other_image(held, tools)
     shape = Shape(boot=held.image / "boot-tpm2.img", disks=held.disks)
     say("The image as it is")
@@ -167,10 +167,14 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     chosen = [] if options.only_honest else options.case or list(cases.CASES)
     held = Material(
-        image=options.image.resolve(), work=options.work.resolve(), store=options.store.resolve(), environ=_ENVIRON
+        image=options.image.resolve(),
+        work=options.work.resolve(),
+        store=options.store.resolve(),
+        model=options.model,
+        environ=_ENVIRON,
     )
     try:
-        return min(1, run(held, options.tools.resolve(), options.model, chosen))
+        return min(1, run(held, options.tools.resolve(), chosen))
     except (BootTestError, BuildError, MeasureError, SdkError) as error:
         print(f"image-test: {error}", file=sys.stderr)
         return 1

@@ -28,11 +28,12 @@ _BOOT_LIMIT_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """`image` is a build's folder, `work` the test's own, `store` the model store that the image was built from."""
+    """`image` is a build's folder, `work` the test's own, `store` and `model` what the image was built from."""
 
     image: Path
     work: Path
     store: Path
+    model: str
     environ: Mapping[str, str]
 
     @property
@@ -78,7 +79,11 @@ def attestation_key(material: Material) -> str:
         arguments = [sys.executable, "-m", "appliance", "reference-values", "--attester", "tpm2", "--on-this-machine"]
         config = material.image / "appliance.toml"
         done = subprocess.run(
-            [*arguments, "--config", str(config)], env=environ, capture_output=True, text=True, check=False
+            [*arguments, "--config", str(config), "--model", material.model],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     finally:
         tpm.terminate()

@@ -77,7 +77,7 @@ def build(lock: Lock, job: Job) -> None:
 
 
 def _root(lock: Lock, job: Job, chroot: Chroot, compiled_wheels: Sequence[Path], work: Path) -> None:
-    config = (_HERE / "appliance.toml").read_bytes() + f'\n[[models]]\nname = "{job.model}"\n'.encode()
+    config = (_HERE / "appliance.toml").read_bytes()
     (work / "appliance.toml").write_bytes(config)
     wheels = [one.cached() for one in contents.wheels(lock)]
     parts = tree.Parts(
@@ -150,7 +150,7 @@ def _facts(job: Job, chroot: Chroot, work: Path) -> None:
     inside = replace(chroot, root=work / "root", binds={"/srv/models": work / "model"})
     for attester in ATTESTERS:
         command = [str(tree.INTERPRETER), "-I", "-B", "-m", "appliance", "reference-values", "--config", service.CONFIG]
-        printed = inside.run([*command, "--attester", attester, "--listen", "0.0.0.0:8443"])
+        printed = inside.run([*command, "--attester", attester, "--model", job.model, "--listen", "0.0.0.0:8443"])
         (work / f"models-{attester}.toml").write_bytes(printed)
     shutil.rmtree(work / "root")
     shutil.rmtree(work / "model")

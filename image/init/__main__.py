@@ -66,7 +66,7 @@ def run() -> str:
     given = machine.hand_over(service.UID)
     say(f"service after {uptime_s()} s, {_memory()}; given: {' '.join(given) or 'no device'}")
     process = service.start(
-        service.command(options.attester, settings.listen_addresses(chosen)),
+        service.command(options.attester, service.installed(MODELS), settings.listen_addresses(chosen)),
         uid=service.UID,
         home=str(STATE),
         before=machine.unprivileged(),

@@ -48,10 +48,19 @@ class Output:
                 self.ready = True
 
 
-def command(attester: str, addresses: Sequence[str]) -> list[str]:
+def command(attester: str, models: Sequence[str], addresses: Sequence[str]) -> list[str]:
     """The service's argument vector."""
     arguments = [PYTHON, "-s", "-m", "appliance", "serve", "--config", CONFIG, "--attester", attester]
+    arguments += [part for name in models for part in ("--model", name)]
     return arguments + [part for address in addresses for part in ("--listen", address)]
+
+
+def installed(store: Path) -> tuple[str, ...]:
+    """The names of the models in a store, sorted: all of them are served. Raises Stop where there is none."""
+    names = tuple(sorted(path.stem for path in (store / "manifests").glob("*.json")))
+    if not names:
+        raise Stop("the model disk holds no model")
+    return names
 
 
 def power_buttons(sys: Path = Path("/sys/class/input"), dev: Path = Path("/dev/input")) -> list[Path]:

@@ -348,8 +348,13 @@ def test_the_power_button_ends_the_service_first(tmp_path: Path) -> None:
         process.kill()
 
 
-def test_the_service_gets_no_setting_from_the_environment_and_a_fixed_file() -> None:
-    command = service.command("tpm2", ("0.0.0.0:8443",))
+def test_the_service_gets_a_fixed_file_and_the_models_of_its_disk(tmp_path: Path) -> None:
+    (tmp_path / "manifests").mkdir()
+    with pytest.raises(Stop, match="no model"):
+        service.installed(tmp_path)
+    for name in ("small", "large-v1.5"):
+        (tmp_path / f"manifests/{name}.json").touch()
+    command = service.command("tpm2", service.installed(tmp_path), ("0.0.0.0:8443",))
     assert command[3:] == [
         "appliance",
         "serve",
@@ -357,6 +362,10 @@ def test_the_service_gets_no_setting_from_the_environment_and_a_fixed_file() -> 
         "/etc/appliance/appliance.toml",
         "--attester",
         "tpm2",
+        "--model",
+        "large-v1.5",
+        "--model",
+        "small",
         "--listen",
         "0.0.0.0:8443",
     ]
