@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from client_sdk.answer_content import AnswerContent, prompts_asked
+from client_sdk.answer_content import MAX_CALLS, AnswerContent, prompts_asked
 from client_sdk.checks import CheckLog, shown
 from client_sdk.errors import Rejection
 from client_sdk.wire import cbor, digests, names
@@ -188,6 +188,8 @@ def output(
     log.require(same, "choices", Rejection.OUTPUT_MISMATCH, "the answer has other choices than the receipt")
     if claims.decoding is not None and claims.decoding["echo"]:
         content = replace(content, texts=_without_echo(log, request, content, claims.decoding["n"]))
+    asked = claims.decoding is not None and claims.decoding["logprobs"] is not None
+    log.require(asked or not content.measured, "log probabilities", Rejection.OUTPUT_MISMATCH, "nobody asked for them")
     spelling = _spelling(log, claims, request)
     for index, facts in enumerate(outputs):
         _choice(log, (index, facts), content, spelling, salt)
@@ -218,21 +220,24 @@ def _without_echo(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spelling:
-    """How generated text spells what answers carry in parts: the form and the names of calls, and for each choice what
-    stands before and behind its reasoning."""
+    """How generated text spells what answers carry in parts: the form of calls, the names that may be called and how
+    many calls there may be, and for each choice what stands before and behind its reasoning."""
 
     syntax: wire_tools.CallSyntax
     tools: Sequence[str]
+    most: int
     marks: Sequence[tuple[str, str]]
 
 
 def _spelling(log: CheckLog, claims: ReceiptClaims, request: Mapping[str, object]) -> _Spelling:
     execution, choices = claims.execution or {}, len(claims.output or ())
-    callable_ = claims.decoding is not None and claims.decoding["tool_choice"] != "none"
+    decoding = claims.decoding or {"tool_choice": "none", "parallel_tool_calls": True}
     try:
+        syntax = wire_tools.syntax_of(execution)
         return _Spelling(
-            syntax=wire_tools.syntax_of(execution),
-            tools=_tool_names(request) if callable_ else (),
+            syntax=syntax,
+            tools=_callable_names(request, str(decoding["tool_choice"])),
+            most=1 if syntax.between is None or decoding["parallel_tool_calls"] is False else MAX_CALLS,
             marks=wire_tools.marks_of(execution, choices),
         )
     except (ValueError, RecursionError):
@@ -245,50 +250,62 @@ def _choice(
     code = Rejection.OUTPUT_MISMATCH
     index, facts = output
     log.equal(f"finish reason {index}", code, expected=facts.finish, actual=content.finishes[index])
-    calls = content.calls.get(index, ())
-    log.require(
-        bool(spelling.tools) or not calls, f"tool calls {index}", code, "tools are called, though none could be"
-    )
-    label = names.label_output_text(index)
-    opened, closed = spelling.marks[index]
-    thought = f"{opened}{content.reasoning.get(index, '')}{closed}"
-    generated: list[bytes] = []
-    for text in _spellings(content.texts[index], calls, spelling, whole=facts.finish == "tool_calls"):
-        encoded = _utf8(thought + text)
-        if encoded is None:
-            log.reject(f"output text {index}", code, "the text has no UTF-8 form")
-        generated.append(encoded)
-    if salt is not None:
-        fits = (hmac.compare_digest(digests.commitment(salt, label, each), facts.text) for each in generated)
-        generated = [each for each, same in zip(generated, fits, strict=True) if same] or generated
-    commitment(log, f"output text {index}", code, salt, (label, generated[0], facts.text))
+    text, calls = content.texts[index], content.calls.get(index, ())
+    allowed = len(calls) <= spelling.most and all(name in spelling.tools for name, _ in calls)
+    log.require(allowed, f"tool calls {index}", code, "other tools, or more of them, are called than could be")
+    thought, (opened, closed) = content.reasoning.get(index, ""), spelling.marks[index]
+    # Without this, any answer could be shown in part as reasoning, where few look.
+    ended = bool(closed) or not (opened or thought) or not (text or calls)
+    log.require(ended, f"reasoning {index}", code, "nothing was generated that ends the reasoning before the answer")
+    base, rests = _forms(text, calls, spelling, whole=facts.finish == "tool_calls")
+    name, encoded = f"output text {index}", _utf8(f"{opened}{thought}{closed}{base}")
+    tails = [_utf8(rest) for rest in rests]
+    if encoded is None or None in tails:
+        log.reject(name, code, "the text has no UTF-8 form")
+    if salt is None:
+        log.not_checked(name, _REDACTED)
+        return
+    begun = hmac.new(digests.inner_key(salt, names.label_output_text(index)), encoded, "sha256")
+    same = any(hmac.compare_digest(made, facts.text) for made in _commitments(begun, rests))
+    log.require(same, name, code, f"{name} is not what the receipt commits to")
 
 
-def _spellings(text: str, calls: Sequence[tuple[str, str]], spelling: _Spelling, *, whole: bool) -> Iterator[str]:
-    """What may have been generated for this text and these calls.
+def _commitments(begun: hmac.HMAC, rests: Sequence[str]) -> Iterator[bytes]:
+    """Of a text, and of it followed by each beginning of each rest; the text, which may be long, is read once."""
+    yield begun.digest()
+    for rest in rests:
+        grown = begun.copy()
+        for sign in rest:
+            grown.update(sign.encode())
+            yield grown.digest()
 
-    That is one text, unless the answer was cut where a call was being made: what stands between arguments belongs to
+
+def _forms(
+    text: str, calls: Sequence[tuple[str, str]], spelling: _Spelling, *, whole: bool
+) -> tuple[str, Sequence[str]]:
+    """What was generated for this text and these calls, and what else may have followed it, in part or as a whole.
+
+    Nothing else may, unless the answer was cut where a call was being made: what stands between arguments belongs to
     no part of the answer, and may have come in part.
     """
     syntax, tools = spelling.syntax, spelling.tools
     if whole or not tools:
-        yield syntax.spelled(text, calls)
-        return
-    base = syntax.spelled(text, calls).removesuffix(syntax.after + syntax.end) if calls else text
-    yield base
-    rests = [syntax.after + syntax.end] if calls else []
-    if calls and syntax.between is not None:
-        rests += [syntax.after + syntax.between + syntax.before + name + syntax.middle for name in tools]
-    elif not calls:
-        rests += [syntax.opening + name + syntax.middle for name in tools]
-    for rest in rests:
-        yield from (base + rest[:size] for size in range(1, len(rest) + 1))
+        return syntax.spelled(text, calls), ()
+    if not calls:
+        return text, [syntax.opening + name + syntax.middle for name in tools]
+    rests = [syntax.after + syntax.end]
+    if len(calls) < spelling.most:
+        rests += [syntax.next + name + syntax.middle for name in tools]
+    return syntax.spelled(text, calls).removesuffix(syntax.after + syntax.end), rests
 
 
-def _tool_names(request: Mapping[str, object]) -> Sequence[str]:
-    listed = request.get("tools")
+def _callable_names(request: Mapping[str, object], tool_choice: str) -> Sequence[str]:
+    """The functions that the request lets the model call."""
+    listed = request.get("tools") if tool_choice != "none" else None
     functions = [tool.get("function") for tool in listed if isinstance(tool, dict)] if isinstance(listed, list) else []
-    return [str(function.get("name")) for function in functions if isinstance(function, dict)]
+    called = [str(function.get("name")) for function in functions if isinstance(function, dict)]
+    chosen = tool_choice.removeprefix("function:")
+    return called if chosen == tool_choice else [name for name in called if name == chosen]
 
 
 def required_claims(log: CheckLog, claims: ReceiptClaims, required: frozenset[str]) -> None:

@@ -15,6 +15,13 @@ MAX_CHOICES = 128
 MAX_CALLS = 1024
 MAX_STREAM_TEXT_CHARS = 64 << 20
 
+# What is compared with the receipt, and what shows no text. Anything else would be shown by one client or another
+# (`refusal`, `function_call`, `audio`, a call of the type `custom`), and is null or refused.
+_CHOICE = frozenset({"index", "finish_reason", "logprobs"})
+_SPOKEN = frozenset({"role", "content", "reasoning_content", "tool_calls"})
+_CALL = frozenset({"index", "id", "type", "function"})
+_FUNCTION = frozenset({"name", "arguments"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerContent:
@@ -22,6 +29,7 @@ class AnswerContent:
 
     `calls` are the calls of tools, (name, arguments), `reasoning` is what is shown apart from the text; a choice
     without any is not in them. `reasoning_tokens` is that part of the completion tokens, None where none is stated.
+    `measured`: the answer has log probabilities.
     """
 
     texts: Mapping[int, str]
@@ -33,6 +41,7 @@ class AnswerContent:
     stated: Mapping[str, object] | None = None
     reasoning: Mapping[int, str] = field(default_factory=dict)
     reasoning_tokens: int | None = None
+    measured: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +88,7 @@ def read_whole(route: str, body: bytes) -> AnswerContent:
         if index in collected.texts:
             reader.fail("a choice comes twice")
         collected.texts[index] = [reader.text_of(route, choice, "message")]
+        collected.measured = collected.measured or choice.get("logprobs") is not None
         collected.add_calls(reader, index, choice.get("message"), whole=True)
         collected.add_reasoning(reader, index, choice.get("message"))
         collected.finishes[index] = reader.text_or_none(choice, "finish_reason")
@@ -102,6 +112,10 @@ class DeltaCollector:
         reader, collected = self._reader, self._collected
         frame = reader.record(reader.json(data), "frame")
         if frame.get("error") is not None:
+            # Clients take a frame with an empty error, or one that has more than an error, for a piece of the answer.
+            error = reader.record(frame["error"], "error")
+            if frame.keys() != {"error"} or not reader.text_or_none(error, "message"):
+                reader.fail("an error frame is more, or less, than an error")
             return FrameMeaning(error=True, usage=False, finished=frozenset())
         finished = set()
         spoken: set[int] = set()
@@ -112,6 +126,7 @@ class DeltaCollector:
             spoken.add(index)
             text = reader.text_of(self._route, choice, "delta")
             collected.texts.setdefault(index, []).append(text)
+            collected.measured = collected.measured or choice.get("logprobs") is not None
             self._chars += len(text) + collected.add_calls(reader, index, choice.get("delta"), whole=False)
             self._chars += collected.add_reasoning(reader, index, choice.get("delta"))
             if self._chars > MAX_STREAM_TEXT_CHARS:
@@ -139,6 +154,7 @@ class _Collected:
     reasoning_tokens: int | None = None
     response_ids: set[str] = field(default_factory=set)
     models: set[str] = field(default_factory=set)
+    measured: bool = False
 
     def add_envelope(self, reader: JsonReader, answer: Mapping[str, object]) -> None:
         """`id`, `model`, `usage`, which whole answers and frames carry alike; of two ids neither could be trusted."""
@@ -168,6 +184,10 @@ class _Collected:
         for place, item in enumerate(listed):
             call = reader.record(item, "tool call")
             function = reader.record(call.get("function"), "function")
+            reader.nothing_else(call, _CALL, "a tool call")
+            reader.nothing_else(function, _FUNCTION, "a function")
+            if call.get("type") not in (None, "function"):
+                reader.fail("a tool call is of an unknown type")
             name, arguments = (reader.text_or_none(function, key) for key in ("name", "arguments"))
             calls = self.calls.setdefault(index, [])
             number = place if whole else call.get("index")
@@ -202,6 +222,7 @@ class _Collected:
             models=frozenset(self.models),
             reasoning={index: "".join(parts) for index, parts in self.reasoning.items()},
             reasoning_tokens=self.reasoning_tokens,
+            measured=self.measured,
         )
 
 
@@ -242,10 +263,21 @@ class JsonReader:
     def text_of(self, route: str, choice: Mapping[str, object], chat_key: str) -> str:
         """Generated text of a choice; `chat_key` is where chat answers keep it (message or delta)."""
         if route == ROUTE_CHAT:
-            return self.text_or_none(self.record(choice.get(chat_key), chat_key), "content") or ""
+            spoken = self.record(choice.get(chat_key), chat_key)
+            self.nothing_else(choice, _CHOICE | {chat_key}, "a choice")
+            self.nothing_else(spoken, _SPOKEN, chat_key)
+            if spoken.get("role") not in (None, "assistant"):
+                self.fail("somebody else than the assistant speaks")
+            return self.text_or_none(spoken, "content") or ""
         if route != ROUTE_COMPLETIONS:
             self.fail("answers of this route cannot be read")
+        self.nothing_else(choice, _CHOICE | {"text"}, "a choice")
         return self.text_or_none(choice, "text") or ""
+
+    def nothing_else(self, value: Mapping[str, object], known: frozenset[str], name: str) -> None:
+        """Whatever is not `known` says nothing: it is null."""
+        if any(item is not None for key, item in value.items() if key not in known):
+            self.fail(f"{name} has more than is compared with the receipt")
 
     def text_or_none(self, value: Mapping[str, object], key: str) -> str | None:
         text = value.get(key)

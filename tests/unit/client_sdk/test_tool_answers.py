@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from client_sdk.answer_checks import _Spelling, _spellings
+from client_sdk.answer_checks import _forms, _Spelling
 from client_sdk.answer_content import ROUTE_CHAT, DeltaCollector, read_whole
 from client_sdk.errors import MalformedError
 from client_sdk.wire.tools import FACT_MARKS, FACT_SYNTAX, HERMES, CallSyntax, marks_of, syntax_of
@@ -85,7 +85,13 @@ SHAPED = pytest.mark.parametrize("syntax", SHAPES.values(), ids=SHAPES)
 
 
 def spelling(syntax: CallSyntax = HERMES, tools: Sequence[str] = ("f", "g")) -> _Spelling:
-    return _Spelling(syntax=syntax, tools=tools, marks=[("", "")])
+    most = 1 if syntax.between is None else 8
+    return _Spelling(syntax=syntax, tools=tools, most=most, marks=[("", "")])
+
+
+def spellings(text: str, calls: Sequence[tuple[str, str]], form: _Spelling, *, whole: bool) -> list[str]:
+    base, rests = _forms(text, calls, form, whole=whole)
+    return [base, *(base + rest[:size] for rest in rests for size in range(1, len(rest) + 1))]
 
 
 def made(syntax: CallSyntax) -> list[tuple[str, str]]:
@@ -95,8 +101,8 @@ def made(syntax: CallSyntax) -> list[tuple[str, str]]:
 @SHAPED
 def test_whole_calls_have_one_spelling(syntax: CallSyntax) -> None:
     calls = made(syntax)
-    assert list(_spellings("Hm. ", calls, spelling(syntax), whole=True)) == [syntax.spelled("Hm. ", calls)]
-    assert list(_spellings("Hm. ", (), spelling(syntax, ()), whole=False)) == ["Hm. "]
+    assert list(spellings("Hm. ", calls, spelling(syntax), whole=True)) == [syntax.spelled("Hm. ", calls)]
+    assert list(spellings("Hm. ", (), spelling(syntax, ()), whole=False)) == ["Hm. "]
 
 
 @SHAPED
@@ -109,7 +115,7 @@ def test_every_cut_is_among_the_spellings_of_what_it_leaves(syntax: CallSyntax) 
         parser = ToolText(syntax)
         parser.feed(generated[:cut])
         parser.finish()
-        assert generated[:cut] in set(_spellings(parser.text, parser.calls, spelling(syntax), whole=False)), cut
+        assert generated[:cut] in set(spellings(parser.text, parser.calls, spelling(syntax), whole=False)), cut
 
 
 @SHAPED
