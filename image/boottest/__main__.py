@@ -114,15 +114,18 @@ def hostile(held: Material, case: cases.Case, caller: Caller) -> str:
         return f"console: {lines[0].strip()}"
 
 
-def make_other_image(held: Material, tools: Path) -> None:
-    """The image with one known word of its command line changed: genuine in all else."""
+def make_other_images(held: Material, tools: Path) -> None:
+    """The image with one thing changed in its command line: a word that init knows, or a digit of the model's hash."""
     inputs = lock.load()
     shell = chroot.prepare(inputs.group("tools"), tools=tools, source_date_epoch=inputs.source_date_epoch)
-    text = (held.image / "cmdline-appliance-tpm2").read_text(encoding="ascii").replace("loglevel=4", "loglevel=5")
+    text = (held.image / "cmdline-appliance-tpm2").read_text(encoding="ascii")
     for name in ("vmlinuz", "initrd.img"):
         shutil.copyfile(held.image / name, held.work / name)
     boot_files = uki.Boot(folder=held.work, kernel="vmlinuz", initrd="initrd.img", release="other")
-    uki.make_disk(shell, uki.make(shell, boot_files, text, "other"), held.work / "boot-other.img")
+    at = text.index("model_hash=") + len("model_hash=")
+    wrong = text[:at] + ("0" if text[at] != "0" else "1") + text[at + 1 :]
+    for name, changed in (("other", text.replace("loglevel=4", "loglevel=5")), ("wrong-hash", wrong)):
+        uki.make_disk(shell, uki.make(shell, boot_files, changed, name), held.work / f"boot-{name}.img")
 
 
 def run(held: Material, tools: Path, chosen: Sequence[str]) -> int:
@@ -135,7 +138,7 @@ def run(held: Material, tools: Path, chosen: Sequence[str]) -> int:
     say("The firmware's own measurements, from a boot that does nothing else")
     log = material.firmware_log(held)
     caller = Caller(policy=material.make_policy(held, log, pin), api_key=api_key, model=held.model)
-    make_other_image(held, tools)
+    make_other_images(held, tools)
     shape = Shape(boot=held.image / "boot-tpm2.img", disks=held.disks)
     say("The image as it is")
     honest(held, shape, caller)

@@ -71,6 +71,11 @@ def _other_model(material: Material, honest: Shape) -> Case:
     return _case("a hash tree of something else", _with_disk(honest, 1, other), "stopped: the model disk ")
 
 
+def _wrong_hash(material: Material, honest: Shape) -> Case:
+    shape = replace(honest, boot=material.work / "boot-wrong-hash.img")
+    return _case("a command line with another hash of the model", shape, "stopped: the model disk ")
+
+
 def _other_command_line(material: Material, honest: Shape) -> Case:
     return Case(
         name="another unified kernel image: one word of the command line",
@@ -110,6 +115,7 @@ CASES: Final[Mapping[str, Make]] = {
     "root-byte": _root_byte,
     "tree-byte": _tree_byte,
     "other-tree": _other_model,
+    "wrong-hash": _wrong_hash,
     "truncated": _truncated,
     "no-model": _no_model,
     "other-command-line": _other_command_line,
