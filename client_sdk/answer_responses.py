@@ -198,6 +198,8 @@ class ResponseCollector:
             return FrameMeaning(error=False, usage=False, finished=frozenset())
         self._end = response
         if response.status == wire.STATUS_FAILED:
+            if response.items or response.usage is not None:
+                reader.fail("a failed response has output")  # which nothing would be compared with
             return FrameMeaning(error=True, usage=False, finished=frozenset())
         if response.items != tuple(self._done):
             reader.fail("the response has other output than its events")
@@ -271,6 +273,9 @@ def _response(reader: JsonReader, value: object) -> _Response:
         reader.fail("a completed response without completed output")
     if items and items[-1].status == wire.STATUS_IN_PROGRESS:
         reader.fail("the response has an item without an end")
+    cut = status == wire.STATUS_INCOMPLETE and items and items[-1].kind != "function_call"
+    if cut and items[-1].status != wire.STATUS_INCOMPLETE:
+        reader.fail("a response was cut behind text that was not")  # only a call can be whole all the same
     usage, reasoning_tokens = _usage(reader, fields["usage"])
     return _Response(
         identifier=_text(reader, fields, "id"),

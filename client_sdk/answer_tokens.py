@@ -62,8 +62,10 @@ def verify_tokens(
     if type(text) is str:  # the text of rendered messages is the template's, and not told
         commitment(log, "prompt text", _CODE, salt, (names.LABEL_PROMPT_TEXT, _utf8(text), claims.prompt.text))
     packed = _packed(tokens)
-    log.require(packed is not None, "prompt tokens", _CODE, "the tokens are no list of token ids")
-    commitment(log, "prompt tokens", _CODE, salt, (names.LABEL_PROMPT_TOKENS, packed or b"", claims.prompt.tokens))
+    if packed is None:
+        log.reject("prompt tokens", _CODE, "the tokens are no list of token ids")
+    log.equal("number of tokens", _CODE, expected=claims.prompt.count, actual=len(packed) // 4)
+    commitment(log, "prompt tokens", _CODE, salt, (names.LABEL_PROMPT_TOKENS, packed, claims.prompt.tokens))
     stated = (claims.execution or {}).get(_EXECUTION_CONTEXT)
     log.equal("context length", _CODE, expected=stated, actual=answer["max_model_len"])
 

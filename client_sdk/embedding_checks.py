@@ -66,7 +66,10 @@ def _inputs(log: CheckLog, sent: object, claims: ReceiptClaims, salt: bytes | No
     log.equal("number of inputs", code, expected=len(inputs), actual=claims.embedding.inputs)
     if all(type(item) is str for item in inputs):
         content, label, committed = [str(item) for item in inputs], names.LABEL_PROMPT_TEXT, claims.prompt.text
-        opened = content[0].encode() if len(content) == 1 else cbor.encode(content)
+        try:
+            opened = content[0].encode() if len(content) == 1 else cbor.encode(content)
+        except ValueError:
+            log.reject("inputs", code, "an input has no UTF-8 form")
     else:
         packed = [_packed(item) for item in inputs]
         ids = [item for item in packed if item is not None]

@@ -194,6 +194,7 @@ FAULTS: list[tuple[str, Rejection, dict[str, Any]]] = [
     ("encoding-sent", R.PARAMETER_MISMATCH, {"sent": {**ASK, "encoding_format": "base64"}}),
     ("inputs-sent-in-other-order", R.REQUEST_MISMATCH, {"sent": {**ASK, "input": ["two", "one"]}}),
     ("inputs-of-no-kind", R.REQUEST_MISMATCH, {"sent": {**ASK, "input": [{"a": 1}, {}]}}),
+    ("input-of-half-a-character", R.REQUEST_MISMATCH, {"sent": {**ASK, "input": ["one", "\ud800"]}}),
     ("model-asked-for", R.MODEL_MISMATCH, {"sent": {**ASK, "model": "other"}}),
 ]  # fmt: skip
 
@@ -216,6 +217,14 @@ def test_other_token_ids_than_were_sent() -> None:
         with pytest.raises(VerificationError) as caught:
             client.verify(answer(client, ask, sent={**ask, "input": sent}))
         assert caught.value.code == R.REQUEST_MISMATCH
+
+
+def test_one_input_of_half_a_character() -> None:
+    client, ask = attested(), {"model": MODEL, "input": "one"}
+    client.verify(answer(client, ask))
+    with pytest.raises(VerificationError) as caught:
+        client.verify(answer(client, ask, sent={**ask, "input": "\ud800"}))
+    assert caught.value.code == R.REQUEST_MISMATCH
 
 
 def test_a_byte_changed_on_the_way() -> None:

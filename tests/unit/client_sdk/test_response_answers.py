@@ -239,6 +239,31 @@ def test_a_failed_stream_ends_with_an_error_and_nothing_else() -> None:
         collector.add(frames[-1].removeprefix(b"data: "))
 
 
+@pytest.mark.parametrize("field", ["output", "usage"])
+def test_a_failed_response_shows_nothing_that_nobody_compares(field: str) -> None:
+    from appliance.errors import EngineFailed
+
+    whole, events = told(TEXT, "stop")
+    one = dialect(stream=True)
+    one.opening(HEADING, [Choice(0, measured=False)])
+    frame = one.failure(HEADING, EngineFailed("engine_failed", "the engine stopped"))
+    failed = json.loads(frame.removeprefix(b"data: "))
+    collect([*events[:2], failed])
+    failed["response"][field] = json.loads(whole)[field]
+    with pytest.raises(MalformedError):
+        collect([*events[:2], failed])
+
+
+@pytest.mark.parametrize("name", ["cut", "cut reasoning"])
+def test_text_that_was_cut_is_not_shown_as_whole(name: str) -> None:
+    pieces, finish, fields = CASES[name]
+    whole, _ = told(pieces, finish, **fields)
+    document = json.loads(whole)
+    document["output"][-1]["status"] = "completed"
+    with pytest.raises(MalformedError):
+        read_response(json.dumps(document).encode())
+
+
 @pytest.mark.parametrize(
     "body",
     [b"{}", b"[]", b"null", b"\xff", b'{"type":"response.created"}', b'{"type":7}', b'{"error":{"message":"x"}}'],
