@@ -20,11 +20,9 @@ from appliance.engine.embedding import (
     TextInput,
     Vector,
 )
+from appliance.engine.sizes import surely_longer
 from appliance.engine.types import Finished, TokenPrompt
 from appliance.errors import ApplianceError, BadRequest, EngineFailed
-
-PART_CHARACTERS = 1 << 16
-CUT_TOKENS = 256
 
 Emit = Callable[[bytes, EmbeddingEvent | ApplianceError], None]
 
@@ -204,7 +202,8 @@ class EmbeddingScheduler:
             text = b"".join(model.piece(token) for token in item.tokens).decode("utf-8", "replace")
             tokens = item.tokens
         else:
-            self._check_size(item, param)
+            if surely_longer(item, self._limits.context_length, self._plain):
+                raise self._too_long(param, f"more than {self._limits.context_length}")
             text, tokens = item, tuple(model.tokenize_input(item))
             # Some tokenizers merge ordinary pieces up to a control token's text even when told not to parse it.
             if self._controls(tokens) > self._around:
@@ -216,22 +215,12 @@ class EmbeddingScheduler:
             raise self._too_long(param, f"{len(tokens)}")
         return text, tokens
 
-    def _check_size(self, text: str, param: str) -> None:
-        """Refuse a huge text by its beginning: reading megabytes of it would hold up everybody else for seconds.
-
-        What is cut at the end of a part may take more tokens than it would uncut, which is allowed for.
-        """
-        limit, seen = self._limits.context_length, 0
-        if len(text) <= PART_CHARACTERS:
-            return
-        for start in range(0, len(text), PART_CHARACTERS):
-            seen += len(self._model.tokenize(text[start : start + PART_CHARACTERS], parse_special=False)) - CUT_TOKENS
-            if seen > limit:
-                raise self._too_long(param, f"more than {limit}")
-
     def _too_long(self, param: str, count: str) -> BadRequest:
         message = f"{param} has {count} tokens; the context holds {self._limits.context_length}."
         return BadRequest("context_length_exceeded", message, param=param)
+
+    def _plain(self, text: str) -> list[int]:
+        return self._model.tokenize(text, parse_special=False)
 
     def _controls(self, tokens: Sequence[int]) -> int:
         return sum(token in self._model.control_ids for token in tokens)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from appliance.engine.chat_template import ChatTemplate, Rendering, TemplateRejected, documents
+from appliance.engine.sizes import surely_longer
 from appliance.engine.types import ChatMessage, InfillPrompt, PromptInput, TokenPrompt, ToolChat
 from appliance.errors import BadRequest
 
@@ -60,21 +62,34 @@ class PromptBuilder:
         signs = {sign for _, text in vocabulary.control_texts for sign in text if not sign.isalnum()}
         self._neutral = {ord(sign): "x" for sign in signs if not sign.isspace()}
 
-    def build(self, prompt: PromptInput, template_date: str) -> Prompt:
-        """Raises BadRequest: template refusals, `control_token_in_content`, `empty_prompt`, `invalid_token`,
-        `suffix_not_supported`."""
+    def build(self, prompt: PromptInput, template_date: str, *, most: int | None = None) -> Prompt:
+        """Text that surely has more than `most` tokens is refused early.
+
+        Raises BadRequest: template refusals, `context_length_exceeded`, `control_token_in_content`, `empty_prompt`,
+        `invalid_token`, `suffix_not_supported`."""
         if isinstance(prompt, str):
+            self._check_size(prompt, most, param="prompt")
             return self._from_text(prompt)
         if isinstance(prompt, TokenPrompt):
             return self._from_tokens(prompt)
         if isinstance(prompt, InfillPrompt):
+            self._check_size(prompt.prefix, most, param="prompt")
+            self._check_size(prompt.suffix, most, param="suffix")
             return self._from_gap(prompt)
         if isinstance(prompt, ToolChat):
             self._check_words(prompt)
         rendering = self._template.render(prompt, template_date=template_date, random_bytes=self._random_bytes)
+        # Control texts count as one token each, whoever wrote them: as few as it can be.
+        self._check_size(rendering.text, most, param="messages", parse_special=True)
         if rendering.spans is None:
             self._check_unlocated(rendering, prompt, template_date)
         return self._from_rendering(rendering)
+
+    def _check_size(self, text: str, most: int | None, *, param: str, parse_special: bool = False) -> None:
+        read = functools.partial(self._vocabulary.tokenize, parse_special=parse_special)
+        if most is not None and surely_longer(text, most, read):
+            message = f"the prompt has more than {most} tokens; the context holds {most}"
+            raise BadRequest("context_length_exceeded", message, param=param)
 
     def _from_text(self, text: str) -> Prompt:
         """Raw text is all user text: no special token is parsed out of it."""

@@ -37,6 +37,8 @@ from appliance.errors import ApplianceError, BadRequest
 
 LIMIT_TOKENIZED = 1 << 20
 """Most tokens that a prompt is told as without being evaluated: its message to the supervisor is bounded."""
+LIMIT_TOLD_CHARACTERS = 1 << 20
+"""Longest text that is told in tokens: everybody else waits while it is read, for about a second at most."""
 
 Emit = Callable[[bytes, EngineEvent | ApplianceError], None]
 
@@ -168,6 +170,9 @@ class Scheduler:
                 return
 
     def _tokenize(self, job: GenerationJob) -> None:
+        if isinstance(job.prompt, str) and len(job.prompt) > LIMIT_TOLD_CHARACTERS:
+            message = f"the prompt has {len(job.prompt)} characters; {LIMIT_TOLD_CHARACTERS} are read at most"
+            raise BadRequest("prompt_too_large", message, param=job.prompt_field)
         prompt = self._prompts.build(job.prompt, job.template_date)
         count = len(prompt.tokens)
         if count > LIMIT_TOKENIZED:
@@ -179,8 +184,8 @@ class Scheduler:
         self._emit(job.job_id, Finished(reason="length"))
 
     def _prepare(self, job: GenerationJob) -> Sequence:
-        prompt = self._prompts.build(job.prompt, job.template_date)
         limits = self._limits
+        prompt = self._prompts.build(job.prompt, job.template_date, most=limits.context_length)
         count, limit = len(prompt.tokens), limits.context_length
         param = job.prompt_field
         if count >= limit:

@@ -28,10 +28,11 @@ from appliance.engine.embedding import (
     unpack_embedding_event,
     unpack_job,
 )
-from appliance.engine.embedding_scheduler import PART_CHARACTERS, EmbeddingLimits, EmbeddingScheduler, normalized
+from appliance.engine.embedding_scheduler import EmbeddingLimits, EmbeddingScheduler, normalized
 from appliance.engine.gguf import ModelFacts, facts_of
 from appliance.engine.messages import pack_event
 from appliance.engine.pooling import resolve_pooling
+from appliance.engine.sizes import PART_CHARACTERS
 from appliance.engine.types import Delta, Finished, TokenPrompt
 from appliance.errors import ApplianceError, BadRequest, BootError, EngineFailed
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from appliance.engine.chat_template import ChatTemplate
 from appliance.engine.prompt import Prompt, PromptBuilder
+from appliance.engine.sizes import PART_CHARACTERS
 from appliance.engine.types import ChatMessage, InfillPrompt, MadeCall, PromptInput, TokenPrompt, ToolChat
 from appliance.errors import BadRequest
 
@@ -51,6 +52,49 @@ def build(source: str, *contents: str, bos: int | None = None, toy: Toy | None =
         toy or Toy(bos), ChatTemplate(source, bos_text="<bos>", eos_text=""), random_bytes=os.urandom
     )
     return builder.build(tuple(ChatMessage(role="user", content=content) for content in contents), "2026-12-01")
+
+
+class Counting(Toy):
+    """Counts the characters it has read."""
+
+    read = 0
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        self.read += len(text)
+        return super().tokenize(text, parse_special=parse_special)
+
+
+HUGE = "a" * (3 * PART_CHARACTERS)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        (HUGE, "prompt"),
+        (InfillPrompt(prefix=HUGE, suffix="b"), "prompt"),
+        (InfillPrompt(prefix="b", suffix=HUGE), "suffix"),
+        ((ChatMessage(role="user", content=HUGE),), "messages"),
+        (ToolChat(messages=(ChatMessage(role="user", content=HUGE),), tools="[]"), "messages"),
+    ],
+    ids=["text", "prefix", "suffix", "chat", "tools"],
+)
+def test_a_huge_prompt_is_refused_by_its_beginning(prompt: PromptInput, param: str) -> None:
+    """Reading megabytes holds up everybody else, and what is too long is known long before."""
+    toy = Counting()
+    builder = PromptBuilder(toy, ChatTemplate(PLAIN, bos_text="", eos_text=""), random_bytes=os.urandom)
+    with pytest.raises(BadRequest) as caught:
+        builder.build(prompt, "2026-12-01", most=100)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", param)
+    assert toy.read == PART_CHARACTERS
+
+
+def test_a_long_text_of_few_tokens_is_read_to_its_end() -> None:
+    """Many control texts are many characters and few tokens, those cut at the end of a part among them."""
+    turns = PART_CHARACTERS // len("<|s|>user <|e|>") * 4
+    builder = PromptBuilder(Toy(), ChatTemplate(PLAIN, bos_text="", eos_text=""), random_bytes=os.urandom)
+    chat = tuple(ChatMessage(role="user", content="") for _ in range(turns))
+    whole = builder.build(chat, "2026-12-01")
+    assert builder.build(chat, "2026-12-01", most=len(whole.tokens)) == whole
 
 
 def controls(prompt: Prompt) -> list[int]:

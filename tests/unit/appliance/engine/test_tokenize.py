@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import pytest
 
 from appliance.engine import scheduler
 from appliance.engine.fake import FakeEngine
 from appliance.engine.messages import pack_job, unpack_job
+from appliance.engine.sizes import PART_CHARACTERS
 from appliance.engine.types import Finished, GenerationJob, PromptReady, SamplingParams, TokenPrompt
 from appliance.errors import BadRequest
 from tests.unit.appliance.engine.toy import Bench
@@ -50,6 +52,24 @@ def test_more_tokens_than_a_message_holds_are_refused(monkeypatch: pytest.Monkey
     (refusal,) = bench.events[job("x").job_id]
     assert isinstance(refusal, BadRequest)
     assert (refusal.code, refusal.param) == ("prompt_too_large", "prompt")
+
+
+def test_a_text_that_takes_long_to_read_is_refused_unread() -> None:
+    bench = Bench()
+    bench.scheduler.submit(job("x" * (scheduler.LIMIT_TOLD_CHARACTERS + 1)))
+    (refusal,) = bench.events[job("x").job_id]
+    assert isinstance(refusal, BadRequest)
+    assert (refusal.code, refusal.param) == ("prompt_too_large", "prompt")
+
+
+def test_a_prompt_far_beyond_the_context_is_refused_by_its_beginning() -> None:
+    bench = Bench(context_length=8)
+    asked = replace(job("x" * (2 * PART_CHARACTERS)), evaluate=True)
+    bench.scheduler.submit(asked)
+    (refusal,) = bench.events[asked.job_id]
+    assert isinstance(refusal, BadRequest)
+    assert (refusal.code, refusal.param) == ("context_length_exceeded", "prompt")
+    assert "more than 8" in refusal.message
 
 
 async def test_the_fake_engine_does_the_same() -> None:
