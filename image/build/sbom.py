@@ -47,7 +47,7 @@ _UNSAFE_IN_ID = re.compile(r"[^A-Za-z0-9.-]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """`licence` as declared, "" where nothing is; `sha256` of the file that was taken."""
+    """`licence` as declared, "" where nothing is; `sha256` of the locked file, so of its source where it is compiled."""
 
     kind: str
     name: str
@@ -84,14 +84,16 @@ def _components(lock: Lock, compiled: Sequence[Path]) -> list[Component]:
         Component(kind="deb", name=o.name, version=o.version, sha256=o.sha256, licence=_deb_licence(o))
         for o in dict.fromkeys(debs)
     ]
+    sources = {one.name: one.sha256 for one in lock.inputs if one.kind == "sdist"}
     for path in (*(one.cached() for one in contents.wheels(lock)), *compiled):
         fields = wheel_metadata(path)
+        name = fields["name"].lower().replace("_", "-")
         found.append(
             Component(
                 kind="python",
-                name=fields["name"],
+                name=name,
                 version=fields["version"],
-                sha256=sha256_file(path),
+                sha256=sources.get(name) or sha256_file(path),
                 licence=fields["licence"],
             )
         )

@@ -201,7 +201,8 @@ def _unzip(wheel: Path, site: Path) -> None:
                 if parts[1] not in ("purelib", "platlib"):
                     continue
                 parts = parts[2:]
-            if member.is_dir() or not parts or ".." in parts:
+            # RECORD has digests of files that are left out, one of which names a temporary folder of its build.
+            if member.is_dir() or not parts or ".." in parts or parts[-1] == "RECORD":
                 continue
             target = site.joinpath(*parts)
             target.parent.mkdir(parents=True, exist_ok=True)
