@@ -47,7 +47,7 @@ _UNSAFE_IN_ID = re.compile(r"[^A-Za-z0-9.-]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """`licence` as declared, "" where nothing is; `sha256` of the locked file, so of its source where it is compiled."""
+    """`licence` as declared, "" where nothing is; `sha256` of the locked file: of the source of what is compiled."""
 
     kind: str
     name: str
