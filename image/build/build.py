@@ -80,12 +80,13 @@ def _root(lock: Lock, job: Job, chroot: Chroot, compiled_wheels: Sequence[Path],
     config = (_HERE / "appliance.toml").read_bytes()
     (work / "appliance.toml").write_bytes(config)
     wheels = [one.cached() for one in contents.wheels(lock)]
+    licences = {f"usr/share/doc/{one.name}/copyright": sbom.copyright_file(one) for one in sbom.booted(lock)}
     parts = tree.Parts(
         debs=lock.group("root"),
         wheels=(*wheels, *compiled_wheels),
         project=job.project,
         commit=job.commit,
-        files=tree.etc(config, str(lock.source_date_epoch)),
+        files=tree.etc(config, str(lock.source_date_epoch)) | {name: text for name, text in licences.items() if text},
     )
     folder = work / "root"
     tree.make(parts, folder, chroot)

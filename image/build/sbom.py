@@ -31,14 +31,16 @@ from image.build.lock import Input, Lock, digest, sha256_file
 from image.build.run import environment, run
 from image.build.wheels import wheel_metadata
 
-_IN_INITRD: Final = (
+# Of the tools, what is in initrd and unified kernel image.
+_BOOTED: Final = (
     "busybox-static",
     "dmsetup",
-    "libdevmapper1.02.1",
-    "libudev1",
-    "libselinux1",
-    "libpcre2-8-0",
     "libcap2",
+    "libdevmapper1.02.1",
+    "libpcre2-8-0",
+    "libselinux1",
+    "libudev1",
+    "systemd-boot-efi",
 )
 _DEP5 = re.compile(r"^License:[ \t]*(\S[^\n]*)$", re.MULTILINE)
 _LICENSING = get_spdx_licensing()
@@ -79,10 +81,9 @@ def spdx_text(lock: Lock, components: Sequence[Component]) -> str:
 
 
 def _components(lock: Lock, compiled: Sequence[Path]) -> list[Component]:
-    debs = [*lock.group("root", "kernel"), *(one for one in lock.group("tools") if one.name in _IN_INITRD)]
     found = [
         Component(kind="deb", name=o.name, version=o.version, sha256=o.sha256, licence=_deb_licence(o))
-        for o in dict.fromkeys(debs)
+        for o in dict.fromkeys((*lock.group("root"), *booted(lock)))
     ]
     sources = {one.name: one.sha256 for one in lock.inputs if one.kind == "sdist"}
     for path in (*(one.cached() for one in contents.wheels(lock)), *compiled):
@@ -100,16 +101,26 @@ def _components(lock: Lock, compiled: Sequence[Path]) -> list[Component]:
     return found
 
 
-def _deb_licence(one: Input) -> str:
-    """The short names in the package's machine-readable copyright file, "" where it has none."""
+def booted(lock: Lock) -> tuple[Input, ...]:
+    """The packages in kernel, initrd and unified kernel image."""
+    return (*lock.group("kernel"), *(one for one in lock.group("tools") if one.name in _BOOTED))
+
+
+def copyright_file(one: Input) -> bytes:
+    """The package's copyright file, empty where it has none of its own."""
     archive = run(["dpkg-deb", "--fsys-tarfile", one.cached()], environ=environment(0))
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:
             if re.fullmatch(r"\./usr/share/doc/[^/]+/copyright", member.name) and member.isfile():
                 file = tar.extractfile(member)
-                text = file.read().decode("utf-8", "replace") if file is not None else ""
-                return ", ".join(sorted(set(_DEP5.findall(text)))) if "Format:" in text else ""
-    return ""
+                return b"" if file is None else file.read()
+    return b""
+
+
+def _deb_licence(one: Input) -> str:
+    """The short names in the package's machine-readable copyright file, "" where it has none (DEP-5)."""
+    text = copyright_file(one).decode("utf-8", "replace")
+    return ", ".join(sorted(set(_DEP5.findall(text)))) if "Format:" in text else ""
 
 
 def _document(lock: Lock, components: Sequence[Component]) -> Document:
