@@ -22,17 +22,15 @@ from client_sdk.tee.nvidia import abi as nvidia
 from client_sdk.tee.nvidia import product
 from client_sdk.tee.sgx import abi as sgx
 from client_sdk.tee.snp import abi as snp
-from client_sdk.tee.snp import kds
 from client_sdk.tee.tdx import abi as tdx
 from client_sdk.wire.errors import WireError
 
-AMD_KDS = f"https://{kds.HOST}"
+AMD_KDS = f"https://{snp.KDS_HOST}"
 NVIDIA_RIM = "https://rim.attestation.nvidia.com"
 FETCHABLE = ("snp", "tdx", "sgx", "nvidia")
 CERTIFICATE_TTL_S = 30 * 86_400.0
 LIST_TTL_S = 86_400.0
 _COLLATERAL_HEADERS = ("tcb-info-issuer-chain", "sgx-enclave-identity-issuer-chain", "sgx-pck-crl-issuer-chain")
-_PRODUCTS_OF_VERSION_2 = (snp.MILAN, snp.GENOA)  # Turin began with version 3
 _PROJECT, _PROJECT_SKU, _CHIP_SKU = 17, 18, 15
 
 
@@ -67,16 +65,15 @@ def fetch(family: str, evidence: bytes, beside: list[bytes], fetcher: Fetcher, s
 
 def _fetch_snp(content: bytes, fetcher: Fetcher, services: Services) -> Iterator[Fetched]:
     report = snp.parse_report(content)
-    name = None if report.cpuid is None else snp.product_of(report.cpuid)
-    candidates = _PRODUCTS_OF_VERSION_2 if report.cpuid is None else () if name is None else (name,)
+    candidates = snp.possible_products(report)
     if not candidates:
         raise UndecidedError("UNSUPPORTED_VERSION", "unsupported version of an SNP processor")
     base = services.kds.rstrip("/")
     product_name, vek = _first_vcek(report, candidates, fetcher, base)
     yield Fetched(name="vcek.der", content=vek)
-    chain = fetcher.get(Want(url=f"{base}/vcek/v1/{product_name}/cert_chain", ttl_s=CERTIFICATE_TTL_S))
+    chain = fetcher.get(Want(url=base + snp.chain_path(product_name), ttl_s=CERTIFICATE_TTL_S))
     yield Fetched(name=f"chain-{product_name.lower()}.pem", content=chain.body)
-    crl = fetcher.get(Want(url=base + kds.crl_path(product_name), ttl_s=LIST_TTL_S, ends=_crl_end))
+    crl = fetcher.get(Want(url=base + snp.crl_path(product_name), ttl_s=LIST_TTL_S, ends=_crl_end))
     yield Fetched(name=f"crl-{product_name.lower()}.der", content=crl.body)
 
 
@@ -85,7 +82,7 @@ def _first_vcek(report: snp.Report, candidates: tuple[str, ...], fetcher: Fetche
     missing: UndecidedError | None = None
     for name in candidates:
         try:
-            answer = fetcher.get(Want(url=base + kds.vcek_path(report, name), ttl_s=CERTIFICATE_TTL_S))
+            answer = fetcher.get(Want(url=base + snp.vcek_path(report, name), ttl_s=CERTIFICATE_TTL_S))
         except UndecidedError as error:
             if error.code != "ENDORSEMENTS_MISSING":
                 raise

@@ -68,6 +68,10 @@ PLATFORM_KNOWN: Final = sum(1 << bit for bit in PLATFORM_BITS.values())
 
 MILAN, GENOA, TURIN = "Milan", "Genoa", "Turin"
 PRODUCTS: Final = (MILAN, GENOA, TURIN)
+_PRODUCTS_OF_VERSION_2: Final = (MILAN, GENOA)  # Turin began with version 3
+
+KDS_HOST: Final = "kdsintf.amd.com"
+"""AMD's key distribution service (AMD document 57230), whose paths are below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +236,37 @@ def product_of(cpuid: tuple[int, int, int]) -> str | None:
     if family == 0x1A and model <= 0x1F:
         return TURIN
     return None
+
+
+def possible_products(report: Report) -> tuple[str, ...]:
+    """The product lines that this report may be of: version 2 does not name one. Empty: one this code does not know."""
+    if report.cpuid is None:
+        return _PRODUCTS_OF_VERSION_2
+    name = product_of(report.cpuid)
+    return () if name is None else (name,)
+
+
+def vcek_path(report: Report, product: str) -> str:
+    """Path and query at KDS_HOST of the VCEK for this report's chip and reported patch levels. Raises WireError.
+
+    A VLEK cannot be fetched so: the cloud provider hands it to its guests.
+    """
+    tcb = parse_tcb(report.reported_tcb, product)
+    chip_id = report.chip_id[:8] if product == TURIN else report.chip_id
+    levels = [] if tcb.fmc is None else [f"fmcSPL={tcb.fmc:02}"]
+    levels += [f"blSPL={tcb.bootloader:02}", f"teeSPL={tcb.tee:02}", f"snpSPL={tcb.snp:02}"]
+    levels += [f"ucodeSPL={tcb.microcode:02}"]
+    return f"/vcek/v1/{product}/{chip_id.hex()}?{'&'.join(levels)}"
+
+
+def chain_path(product: str) -> str:
+    """Path at KDS_HOST of the product's ASK and ARK, in PEM."""
+    return f"/vcek/v1/{product}/cert_chain"
+
+
+def crl_path(product: str) -> str:
+    """Path at KDS_HOST of the revocation list of the product's root."""
+    return f"/vcek/v1/{product}/crl"
 
 
 def names_of(bits: int, table: Mapping[str, int]) -> frozenset[str]:

@@ -35,7 +35,7 @@ from client_sdk.errors import MalformedError, PolicyFileError, UndecidedError
 from client_sdk.foreign_files import read_evidence
 from client_sdk.tee import x509 as sdk_x509
 from client_sdk.tee.nvidia import abi as nvidia
-from client_sdk.tee.snp import abi, kds
+from client_sdk.tee.snp import abi
 from tests.simulators import intel
 from tests.simulators.insecure_appliance import MODEL
 from tests.simulators.wired_appliance import WiredAppliance
@@ -319,7 +319,7 @@ SNP_REPORT = (VECTORS / "snp/milan_v3_dstack.report.bin").read_bytes()
 
 
 def milan(service: Service) -> None:
-    path = kds.vcek_path(abi.parse_report(SNP_REPORT), "Milan").split("?")[0]
+    path = abi.vcek_path(abi.parse_report(SNP_REPORT), "Milan").split("?")[0]
     service.give(path, sdk_x509.split((VECTORS / "snp/milan_v3_dstack.vcek.pem").read_bytes())[0][0])
     service.give("/vcek/v1/Milan/cert_chain", (VECTORS / "snp/chain_milan_ask_ark_asvk.pem").read_bytes())
     service.give("/vcek/v1/Milan/crl", (VECTORS / "snp/crl_milan.der").read_bytes())
@@ -331,7 +331,7 @@ def test_snp_from_a_fake_kds_verifies(
     milan(service)
     old = (VECTORS / "snp/milan_v2_ok.report.bin").read_bytes()
     vcek = (VECTORS / "snp/milan_v2_ok.vcek.der").read_bytes()
-    service.give(kds.vcek_path(abi.parse_report(old), "Milan").split("?")[0], vcek)
+    service.give(abi.vcek_path(abi.parse_report(old), "Milan").split("?")[0], vcek)
     found = fetch(
         "snp", old, [], fetcher(client, Clock(), Cache(tmp_path.parent / "kept")), Services(kds=service.url + "/")
     )
@@ -374,10 +374,10 @@ def test_snp_version_2_is_asked_for_by_each_product(service: Service, client: ht
     )
     assert len(service.asked) == 2
     milan(service)
-    service.give(kds.vcek_path(abi.parse_report(old), "Milan").split("?")[0], b"vcek")
+    service.give(abi.vcek_path(abi.parse_report(old), "Milan").split("?")[0], b"vcek")
     assert fetch("snp", old, [], fetcher(client, Clock()), Services(kds=service.url))[0].content == b"vcek"
     service.replies.clear()
-    service.replies[kds.vcek_path(abi.parse_report(old), "Milan").split("?")[0]] = lambda n: (500, {}, b"")
+    service.replies[abi.vcek_path(abi.parse_report(old), "Milan").split("?")[0]] = lambda n: (500, {}, b"")
     assert (
         undecided(lambda: fetch("snp", old, [], fetcher(client, Clock()), Services(kds=service.url))).code
         == "ENDORSEMENTS_UNREACHABLE"
@@ -496,7 +496,7 @@ def test_command_line_takes_what_the_cache_has(tmp_path: Path, capsys: pytest.Ca
     """A cache filled elsewhere is enough: no network is asked."""
     report, cache, out = VECTORS / "snp/milan_v3_dstack.report.bin", tmp_path / "cache", tmp_path / "out"
     base, kept = "https://kds.invalid", Cache(tmp_path / "cache")
-    vcek = base + kds.vcek_path(abi.parse_report(SNP_REPORT), "Milan")
+    vcek = base + abi.vcek_path(abi.parse_report(SNP_REPORT), "Milan")
     chain = (VECTORS / "snp/chain_milan_ask_ark_asvk.pem").read_bytes()
     crl = (VECTORS / "snp/crl_milan.der").read_bytes()
     for url, body in (

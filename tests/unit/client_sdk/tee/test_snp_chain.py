@@ -15,7 +15,7 @@ from client_sdk.policy import Policy
 from client_sdk.tee import x509
 from client_sdk.tee.endorsements import merge, recognise
 from client_sdk.tee.evidence import SessionBinding
-from client_sdk.tee.snp import abi, certificates, kds
+from client_sdk.tee.snp import abi, certificates
 from client_sdk.tee.snp.policy import SnpPolicy, parse_policy
 from client_sdk.tee.snp.verify import AuthenticSnp, parse_evidence
 from client_sdk.wire.errors import WireError
@@ -384,7 +384,7 @@ def test_an_fmc_level_can_be_demanded_of_turin() -> None:
         with pytest.raises(VerificationError, match="TCB_NOT_ALLOWED"):
             appraise(report, table, vek)
     parsed = abi.parse_report(report.sign(amd.report_key()))
-    assert kds.vcek_path(parsed, "Turin").startswith("/vcek/v1/Turin/0102030405060708?fmcSPL=02&blSPL=04&")
+    assert abi.vcek_path(parsed, "Turin").startswith("/vcek/v1/Turin/0102030405060708?fmcSPL=02&blSPL=04&")
 
 
 def test_platform_bits_of_the_future_are_listed() -> None:

@@ -14,7 +14,7 @@ from client_sdk.errors import MalformedError, Rejection, SdkError, UndecidedErro
 from client_sdk.tee.endorsements import merge, recognise
 from client_sdk.tee.evidence import Endorsements, ForeignBinding
 from client_sdk.tee.families import FAMILIES
-from client_sdk.tee.snp import abi, kds
+from client_sdk.tee.snp import abi
 from client_sdk.tee.snp.certificates import find_veks
 from client_sdk.tee.snp.policy import SnpPolicy, parse_policy
 from client_sdk.tee.snp.verify import AuthenticSnp, parse_evidence
@@ -146,10 +146,10 @@ def test_the_revocation_lists_of_amd() -> None:
 
 def test_what_to_fetch_from_amd() -> None:
     report = abi.parse_report(vector(OK[0]))
-    assert kds.vcek_path(report, "Milan") == (
+    assert abi.vcek_path(report, "Milan") == (
         f"/vcek/v1/Milan/{report.chip_id.hex()}?blSPL=03&teeSPL=00&snpSPL=08&ucodeSPL=115"
     )
-    assert kds.crl_path("Milan") == "/vcek/v1/Milan/crl"
+    assert abi.crl_path("Milan") == "/vcek/v1/Milan/crl"
 
 
 # Changed
