@@ -10,8 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 LIMIT_RULES = 2000
+LIMIT_VALUES = 4000
+"""Most single values (of `enum`, `const` and ranges) in one grammar: each may have to be tried against every token of
+the vocabulary, for every token of the answer, while everybody else waits."""
+LIMIT_CHARACTERS = 1 << 18
+"""Of one grammar, the shared rules not counted."""
 LIMIT_REPEATS = 1000
 _LIMIT_RANGE = 1000
 _ANNOTATIONS = frozenset(
@@ -81,15 +87,39 @@ def grammar(schema: object) -> str:
     return rules.text()
 
 
+@dataclass(slots=True)
+class _Size:
+    """How much of its bounds a grammar has used up."""
+
+    values: int = 0
+    characters: int = 0
+
+    def add_values(self, count: int) -> None:
+        self.values += count
+        if self.values > LIMIT_VALUES:
+            raise SchemaRefused("(size)", f"the schema has more than {LIMIT_VALUES} single values")
+
+    def add_text(self, text: str) -> str:
+        self.require_room(len(text))
+        self.characters += len(text)
+        return text
+
+    def require_room(self, count: int) -> None:
+        """Ask before much work is put into that many characters."""
+        if self.characters + count > LIMIT_CHARACTERS:
+            raise SchemaRefused("(size)", f"the schema's grammar is longer than {LIMIT_CHARACTERS} characters")
+
+
 class Rules:
     """Grammar rules for any number of schemas, to be put into one grammar with others."""
 
     def __init__(self) -> None:
         self.rules: dict[str, str] = dict(_SHARED)
+        self._size = _Size()
 
     def add(self, schema: object) -> str:
         """Compile a schema; the name of its rule. Raises SchemaRefused."""
-        return _Compiler(schema, self.rules).rule(schema)
+        return _Compiler(schema, self.rules, self._size).rule(schema)
 
     def text(self) -> str:
         """The grammar; `rules` has a root by now."""
@@ -112,9 +142,10 @@ def _escaped(character: str) -> str:
 class _Compiler:
     """One document: its subschemas by pointer, each a rule of its own, so that references may be circular."""
 
-    def __init__(self, document: object, rules: dict[str, str]) -> None:
+    def __init__(self, document: object, rules: dict[str, str], size: _Size) -> None:
         self._document = document
         self._rules = rules
+        self._size = size
         self._referenced: dict[str, str] = {}
 
     def rule(self, schema: object) -> str:
@@ -124,7 +155,7 @@ class _Compiler:
         name = f"r{len(self._rules)}"
         if len(self._rules) >= LIMIT_RULES:
             raise SchemaRefused("(size)", f"the schema needs more than {LIMIT_RULES} grammar rules")
-        self._rules[name] = body
+        self._rules[name] = self._size.add_text(body)
         return name
 
     def _expression(self, schema: object) -> str:
@@ -149,8 +180,8 @@ class _Compiler:
         """Keywords that say everything about a value: nothing else may stand beside them."""
         return {
             "$ref": lambda schema: self._reference(schema["$ref"]),
-            "const": lambda schema: _constants([schema["const"]], schema, "const"),
-            "enum": lambda schema: _constants(schema["enum"], schema, "enum"),
+            "const": lambda schema: self._constants([schema["const"]], schema, "const"),
+            "enum": lambda schema: self._constants(schema["enum"], schema, "enum"),
             "anyOf": lambda schema: self._any_of(schema["anyOf"]),
         }
 
@@ -166,7 +197,7 @@ class _Compiler:
         assert isinstance(pointer, str)
         if pointer not in self._referenced:
             name = self._referenced[pointer] = self._name("")  # reserved: the target may refer to itself
-            self._rules[name] = self._expression(self._target(match))
+            self._rules[name] = self._size.add_text(self._expression(self._target(match)))
         return self._referenced[pointer]
 
     def _target(self, match: re.Match[str]) -> object:
@@ -202,7 +233,7 @@ class _Compiler:
                 low, high = _bounds(schema, "minLength", "maxLength")
                 return "string" if (low, high) == (0, None) else rf'"\"" char{_times(low, high)} "\"" ws'
             case "integer":
-                return _integer(schema)
+                return self._integer(schema)
             case "number":
                 return _number(schema)
             case _:
@@ -238,6 +269,7 @@ class _Compiler:
         """The members in order, those not required left out at will. Built from the last one: what may follow member
         i where one came before (`tail`), and what may come from i on where none did (`head`)."""
         head = tail = ""
+        self._size.require_room(sum(map(len, members)))
         for name, schema in reversed(list(members.items())):
             pair = f'{literal(json.dumps(name, ensure_ascii=False))} ws ":" ws {self.rule(schema)}'
             if name in required:
@@ -247,6 +279,33 @@ class _Compiler:
                 tail = f'("," ws {pair})? {tail}'
             head, tail = self._name(head), self._name(tail)
         return f'"{{" ws {head} "}}" ws'
+
+    def _constants(self, values: object, schema: Mapping[str, object], keyword: str) -> str:
+        if not isinstance(values, list):
+            raise SchemaRefused(keyword, "it is no list")
+        self._size.add_values(len(values))
+        if "type" in schema:
+            kinds = self._kinds(schema, set())
+            values = [value for value in values if any(_IS_TYPE[kind](value) for kind in kinds)]
+        if not values:
+            raise SchemaRefused(keyword, "no value is left")
+        texts = [json.dumps(value, ensure_ascii=False) for value in values]
+        self._size.require_room(sum(map(len, texts)))
+        return f"({' | '.join(literal(text) for text in texts)}) ws"
+
+    def _integer(self, schema: Mapping[str, object]) -> str:
+        low, high = _limits(schema)
+        if low is None and high is None:
+            return "integer"
+        if low is not None and high is not None:
+            if not 0 <= high - low < _LIMIT_RANGE:
+                raise SchemaRefused("maximum", f"only ranges of 1 to {_LIMIT_RANGE} integers are supported")
+            self._size.add_values(high - low + 1)
+            return f"({' | '.join(literal(str(number)) for number in range(low, high + 1))}) ws"
+        if low in (0, 1):
+            return "whole ws" if low == 0 else "positive ws"
+        stated = [keyword for keyword in _OF_TYPE["integer"] if schema.get(keyword) is not None]
+        raise SchemaRefused(min(stated), "an open range is supported from 0 or 1 only")
 
 
 def _alone(keyword: str, keys: set[str]) -> None:
@@ -264,18 +323,6 @@ _IS_TYPE: Mapping[str, Callable[[object], bool]] = {
     "boolean": lambda value: type(value) is bool,
     "null": lambda value: value is None,
 }
-
-
-def _constants(values: object, schema: Mapping[str, object], keyword: str) -> str:
-    if not isinstance(values, list):
-        raise SchemaRefused(keyword, "it is no list")
-    if "type" in schema:
-        kinds = _Compiler._kinds(schema, set())
-        values = [value for value in values if any(_IS_TYPE[kind](value) for kind in kinds)]
-    if not values:
-        raise SchemaRefused(keyword, "no value is left")
-    texts = (json.dumps(value, ensure_ascii=False) for value in values)
-    return f"({' | '.join(literal(text) for text in texts)}) ws"
 
 
 def _count(schema: Mapping[str, object], keyword: str, default: int | None) -> int | None:
@@ -299,7 +346,8 @@ def _times(low: int, high: int | None) -> str:
     return f"{{{low},{high}}}"
 
 
-def _integer(schema: Mapping[str, object]) -> str:
+def _limits(schema: Mapping[str, object]) -> tuple[int | None, int | None]:
+    """The least and the greatest integer allowed, None where there is no bound."""
     limits: dict[str, int] = {}
     for keyword in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
         value = schema.get(keyword)
@@ -309,16 +357,7 @@ def _integer(schema: Mapping[str, object]) -> str:
             limits[keyword] = value
     lows = [limits[key] + add for key, add in (("minimum", 0), ("exclusiveMinimum", 1)) if key in limits]
     highs = [limits[key] - take for key, take in (("maximum", 0), ("exclusiveMaximum", 1)) if key in limits]
-    if not lows and not highs:
-        return "integer"
-    if lows and highs:
-        low, high = max(lows), min(highs)
-        if not 0 <= high - low < _LIMIT_RANGE:
-            raise SchemaRefused("maximum", f"only ranges of 1 to {_LIMIT_RANGE} integers are supported")
-        return f"({' | '.join(literal(str(number)) for number in range(low, high + 1))}) ws"
-    if lows and max(lows) in (0, 1):
-        return "whole ws" if max(lows) == 0 else "positive ws"
-    raise SchemaRefused(min(limits), "an open range is supported from 0 or 1 only")
+    return max(lows, default=None), min(highs, default=None)
 
 
 def _number(schema: Mapping[str, object]) -> str:

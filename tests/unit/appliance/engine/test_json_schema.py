@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.engine.json_schema import LIMIT_RULES, SchemaRefused, any_object, grammar, literal
+from appliance.engine.json_schema import (
+    LIMIT_CHARACTERS,
+    LIMIT_RULES,
+    LIMIT_VALUES,
+    Rules,
+    SchemaRefused,
+    any_object,
+    grammar,
+    literal,
+)
 
 REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "pattern": "^a$"}, "pattern"),
@@ -50,6 +59,13 @@ REFUSED: list[tuple[Any, str]] = [
     (False, "(schema)"),
     ({"type": "object", "properties": {"a": False}}, "(schema)"),
     ({"type": "object", "properties": {str(n): {"type": "null"} for n in range(LIMIT_RULES)}}, "(size)"),
+    ({"enum": list(range(LIMIT_VALUES + 1))}, "(size)"),
+    ({"anyOf": [{"const": number} for number in range(LIMIT_VALUES + 1)]}, "(size)"),
+    ({"anyOf": [{"type": "integer", "minimum": n, "maximum": n + 999} for n in range(5)]}, "(size)"),
+    ({"enum": ["a" * LIMIT_CHARACTERS]}, "(size)"),
+    ({"type": "object", "properties": {"a" * LIMIT_CHARACTERS: True}}, "(size)"),
+    ({"anyOf": [{"const": "a" * 1000}] * (LIMIT_CHARACTERS // 1000)}, "(size)"),
+    ({"type": "integer", "minimum": None, "exclusiveMaximum": 5}, "exclusiveMaximum"),
     ({"surprise": 1}, "surprise"),
 ]
 
@@ -59,6 +75,17 @@ def test_b143_what_no_grammar_holds_to_is_refused_by_name(schema: Any, keyword: 
     with pytest.raises(SchemaRefused) as caught:
         grammar(schema)
     assert caught.value.keyword == keyword
+
+
+def test_schemas_together_are_bounded_as_one_is() -> None:
+    """One answer that is held to any of very many values held up every other answer for as long as it took."""
+    half = {"enum": list(range(LIMIT_VALUES // 2))}
+    rules = Rules()
+    rules.add(half)
+    rules.add(half)
+    with pytest.raises(SchemaRefused) as caught:
+        rules.add({"const": 1})
+    assert caught.value.keyword == "(size)"
 
 
 def test_a_schema_may_refer_to_itself() -> None:
