@@ -88,7 +88,7 @@ WHEELS: Final = (
     "uvicorn",
 )
 # What packages name as needed and the appliance never imports: for clients, terminals and builds.
-WHEELS_LEFT_OUT: Final = frozenset({"dcap-qvl", "markdown-it-py", "mdurl", "pycparser", "pygments"})
+WHEELS_LEFT_OUT: Final = frozenset({"markdown-it-py", "mdurl", "pycparser", "pygments"})
 # Compiled in the chroot, from source, with what their build needs.
 SDISTS: Final = ("llama-cpp-python", "tpm2-pytss")
 BUILD_WHEELS: Final = (
