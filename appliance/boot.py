@@ -9,7 +9,7 @@ import resource
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fastapi import FastAPI
@@ -19,11 +19,13 @@ from appliance.api.app import build_app, build_metrics_app
 from appliance.attestation.attester import Attester, Binding, DeviceAttester, Measured, choose, choose_devices
 from appliance.attestation.certificate_evidence import make_extension
 from appliance.attestation.connection import ConnectionLimits
+from appliance.attestation.endorsing import EndorsedAttester
 from appliance.attestation.limiter import QuoteLimiter
 from appliance.attestation.ra_tls import CertificateRotator
 from appliance.attestation.responder import Responder, Statement
 from appliance.attestation.tls_server import ChannelProtocol, make_protocol_class
 from appliance.config import Config, allowed_cids
+from appliance.endorsement_relay import endorsed
 from appliance.engine.embedding_supervisor import SupervisedEmbedder
 from appliance.engine.stats import ENGINE_STATS
 from appliance.engine.supervisor import SupervisedEngine
@@ -82,6 +84,8 @@ async def boot(config: Config, host: Host, attester: Attester, progress: Fractio
         service = _service(config, keys, attester, models, (around, air))
         responder = _responder(config, keys, (attester, devices), models, (around, air))
         stack.callback(responder.close)
+        if isinstance(attester, EndorsedAttester):
+            stack.callback(attester.close)
         rotator = CertificateRotator(
             keys.tls,
             now=around.clock,
@@ -112,7 +116,8 @@ async def boot(config: Config, host: Host, attester: Attester, progress: Fractio
 
 def choose_attester(config: Config, surroundings: Surroundings) -> Attester:
     """The configured attester, proven to work by one quote. Raises BootError before anything is loaded."""
-    attester = choose(config.attestation, random_bytes=surroundings.random_bytes)
+    chosen = choose(config.attestation, random_bytes=surroundings.random_bytes)
+    attester = endorsed(chosen, config.attestation.endorsement_relay, monotonic=surroundings.monotonic)
     try:
         _quote(attester, surroundings)
     except AttestationUnavailable as error:
@@ -122,6 +127,7 @@ def choose_attester(config: Config, surroundings: Surroundings) -> Attester:
 
 def machine_lines(config: Config, surroundings: Surroundings) -> list[str]:
     """`[families.NAME]` in TOML for this machine as it runs now, where its attester can tell. Raises BootError."""
+    config = replace(config, attestation=replace(config.attestation, endorsement_relay=""))  # nothing is asked of it
     try:
         attester = choose_attester(config, surroundings)
     except BootError:

@@ -15,10 +15,18 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from appliance import config_values, toml_text
-from appliance.addresses import Address, HybridAddress, InheritedSockets, TcpAddress, parse_address
+from appliance.addresses import (
+    Address,
+    HybridAddress,
+    InheritedSockets,
+    TcpAddress,
+    UnixAddress,
+    VsockAddress,
+    parse_address,
+)
 from appliance.errors import BootError
 from client_sdk.wire import digests
-from client_sdk.wire.vsock import parse_cid
+from client_sdk.wire.vsock import CID_ANY, parse_cid
 
 _ENV_PREFIX = "APPLIANCE_"
 
@@ -91,6 +99,8 @@ class AttestationConfig:
     quotes_per_s: float = _setting(0.0, low=0.0, high=10000.0)
     """0 = derived from the measured time of one quote."""
     max_waiting: int = _setting(64, low=1, high=4096)
+    endorsement_relay: str = _setting("", digest=False)
+    """Address of a CONNECT proxy through which certificates are fetched that the host does not hand over."""
     tpm2_tcti: str = _setting("device:/dev/tpmrm0", digest=False)
     """How the TPM is reached, in the words of tpm2-tss."""
     tpm2_pcrs: tuple[str, ...] = _setting(("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "11"))
@@ -300,10 +310,29 @@ def _check(config: Config) -> None:
             )
     if config.metrics.listen and not isinstance(parse_address(config.metrics.listen), TcpAddress):
         raise BootError(f"metrics.listen {config.metrics.listen!r}: expected HOST:PORT")
+    if config.attestation.endorsement_relay:
+        _check_relay(config.attestation.endorsement_relay)
     allowed_cids(config)
     names = [model.name for model in config.models]
     if len(set(names)) != len(names):
         raise BootError("models: a name appears twice")
+
+
+def _check_relay(entry: str) -> None:
+    try:
+        address = parse_address(entry)
+    except BootError as error:
+        raise BootError(f"attestation.endorsement_relay: {error}") from None
+    match address:
+        case TcpAddress(port=port) if port:
+            return
+        case VsockAddress(cid=cid) if cid != CID_ANY:
+            return
+        case UnixAddress():
+            return
+    raise BootError(
+        f"attestation.endorsement_relay {entry!r}: expected where to connect: HOST:PORT, vsock:CID:PORT or unix:/PATH"
+    )
 
 
 def _server_address(setting: str, entry: str) -> Address:

@@ -21,6 +21,7 @@ UNPINNED = {
     ("server", "listen"),
     ("server", "unsafe_plain_http_listen"),
     ("vsock", "allowed_cids"),
+    ("attestation", "endorsement_relay"),
     ("attestation", "tpm2_tcti"),
     ("attestation", "tpm2_key_handle"),
     ("attestation", "tpm2_ak_certificate"),
@@ -163,6 +164,10 @@ def value_of(section: str, key: str) -> st.SearchStrategy[Any]:
     if section == "server" and key.endswith("listen"):
         anywhere = st.one_of(address, st.builds("vsock:{}".format, st.integers(1, 2**32 - 2)), st.just("unix:/run/a"))
         return st.lists(anywhere, min_size=key == "listen", max_size=3).map(tuple)
+    if (section, key) == ("attestation", "endorsement_relay"):
+        port = st.integers(1, 65535)
+        vsock = st.builds("vsock:{}:{}".format, st.integers(1, 2**32 - 2), st.integers(1, 2**32 - 2))
+        return st.one_of(st.just(""), st.builds("192.0.2.1:{}".format, port), vsock, st.just("unix:/run/relay"))
     if (section, key) == ("vsock", "allowed_cids"):
         return st.lists(st.one_of(st.just("host"), st.integers(1, 2**32 - 2).map(str)), max_size=3).map(tuple)
     if (section, key) in (("server", "issuer"), ("attestation", "tpm2_tcti")):
@@ -210,7 +215,9 @@ def test_every_pinned_setting_changes_the_digest_and_no_other_does(data: st.Data
     changed = replace(config, **{section: replace(getattr(config, section), **{key: new})})
     if (section, key) not in UNPINNED:
         assert changed.digest() != config.digest()
-    elif bool(old) == bool(new):  # whether there are keys, or a metrics listener, is pinned; where they are is not
+    elif section == "attestation" or bool(old) == bool(
+        new
+    ):  # whether there are keys, or a metrics listener, is pinned; where they are is not
         assert changed.digest() == config.digest()
 
 
@@ -299,6 +306,23 @@ def test_plain_http_is_another_kind_of_listener_in_the_digest() -> None:
 def test_who_may_connect_over_vsock() -> None:
     assert allowed_cids(Config()) is None
     assert allowed_cids(load("[vsock]\nallowed_cids = ['host', '17', 'local']\n", environ={})) == {1, 2, 17}
+
+
+@pytest.mark.parametrize(
+    "relay", ["192.0.2.7:8003", "relay.example:1", "vsock:3:8003", "vsock:host:8003", "unix:/run/relay"]
+)
+def test_an_endorsement_relay_is_somewhere_to_connect_to(relay: str) -> None:
+    named = load(f"[attestation]\nendorsement_relay = '{relay}'\n", environ={})
+    assert named.attestation.endorsement_relay == relay
+    assert named.digest() == Config().digest(), "a place, not behaviour"
+
+
+@pytest.mark.parametrize(
+    "relay", ["vsock:8003", "192.0.2.7:0", "vsock+unix:/run/v:1", "systemd", "https://a/", "relay"]
+)
+def test_what_is_nowhere_to_connect_to_is_no_endorsement_relay(relay: str) -> None:
+    with pytest.raises(BootError, match=r"attestation\.endorsement_relay"):
+        load(f"[attestation]\nendorsement_relay = '{relay}'\n", environ={})
 
 
 def test_sections_and_kinds_are_complete() -> None:
