@@ -70,6 +70,7 @@ def run() -> str:
         uid=service.UID,
         home=str(STATE),
         before=machine.unprivileged(),
+        extra=settings.environment(chosen),
     )
 
     def ready() -> None:

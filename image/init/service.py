@@ -8,9 +8,10 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from image.init.cmdline import printable
@@ -25,6 +26,7 @@ READY: Final = b"Serving "
 _GRACE_S: Final = 20.0
 _LINE_LIMIT_BYTES: Final = 4096
 _REASON_LIMIT: Final = 300
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _EVENT = struct.Struct("qqHHi")  # struct input_event on 64-bit machines
 _EV_KEY, _KEY_POWER = 1, 116
 
@@ -164,13 +166,19 @@ def reap_others(service: int) -> None:
         os.waitpid(found.si_pid, 0)
 
 
-def start(arguments: Sequence[str], *, uid: int, home: str, before: Callable[[], None]) -> subprocess.Popen[bytes]:
-    """Start the service as user `uid` with an environment of its own. Raises Stop."""
-    environ = {"PATH": "/usr/bin", "HOME": home, "LC_ALL": "C.UTF-8", "COLUMNS": "200", "NO_COLOR": "1"}
+def environment(home: str, extra: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of the service. `extra` are settings of the appliance."""
+    return {"PATH": "/usr/bin", "HOME": home, "LC_ALL": "C.UTF-8", "COLUMNS": "200", "NO_COLOR": "1", **extra}
+
+
+def start(
+    arguments: Sequence[str], *, uid: int, home: str, before: Callable[[], None], extra: Mapping[str, str] = _NOTHING
+) -> subprocess.Popen[bytes]:
+    """Start the service as user `uid` with an environment of its own, `extra` in it. Raises Stop."""
     try:
         return subprocess.Popen(
             arguments,
-            env=environ,
+            env=environment(home, extra),
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -6,6 +6,7 @@ what the host wrote. Its first line says what it is:
     # attested-inference settings 1
     port = 8443                     # TCP, 1024 to 65535; default 8443
     vsock_port = 8443               # also on vsock; default: not
+    endorsement_relay = "vsock:2:8003"  # or "192.0.2.1:8003": a CONNECT proxy; default: none
 
     [[api_keys]]                    # at least one while a TCP port is open: an entry of what `appliance keys new` keeps
     id = "key_0123456789ab"
@@ -15,12 +16,14 @@ what the host wrote. Its first line says what it is:
     created = 1764374400
     expires = 1795910400            # optional
 
-What a setting can do is bounded by this list: who may call, and where. Everything that changes an answer, or what a
-receipt says, is measured.
+What a setting can do is bounded by this list: who may call, and where; and through whom certificates of the evidence
+are fetched, which callers verify against their own roots. Everything that changes an answer, or what a receipt says, is
+measured.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import tomllib
@@ -33,12 +36,15 @@ from image.init.errors import Stop
 FIRST_LINE: Final = b"# attested-inference settings 1\n"
 LIMIT_BYTES: Final = 1 << 20
 SCOPES: Final = frozenset({"inference", "metrics", "receipts"})
-_KEYS: Final = frozenset({"port", "vsock_port", "api_keys"})
+_KEYS: Final = frozenset({"port", "vsock_port", "endorsement_relay", "api_keys"})
 _ENTRY_KEYS: Final = frozenset({"id", "sha256", "label", "scopes", "created", "expires"})
 _ID = re.compile(r"key_[0-9a-f]{12}")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _PORTS: Final = range(1024, 65536)
 _VSOCK_PORTS: Final = range(1, 2**32 - 1)
+_VSOCK_CIDS: Final = range(1, 2**32 - 1)
+_RELAY_PORTS: Final = range(1, 65536)
+_NUMBER = re.compile(r"[1-9][0-9]{0,9}")
 _MAX_TIME: Final = 2**53
 _LABEL_LIMIT: Final = 128
 _MAX_API_KEYS: Final = 4096
@@ -58,10 +64,11 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`vsock_port` None: not on vsock."""
+    """`vsock_port` None: not on vsock. `endorsement_relay` is ADDRESS:PORT or vsock:CID:PORT; empty: none."""
 
     port: int
     vsock_port: int | None
+    endorsement_relay: str
     api_keys: tuple[ApiKey, ...]
 
 
@@ -83,6 +90,7 @@ def parse(disk: bytes) -> Settings:
     return Settings(
         port=_integer(table, "port", _PORTS, 8443),
         vsock_port=_integer(table, "vsock_port", _VSOCK_PORTS, 0) or None,
+        endorsement_relay=_relay(table.get("endorsement_relay", "")),
         api_keys=keys,
     )
 
@@ -98,6 +106,30 @@ def _integer(table: dict[str, object], key: str, allowed: range, default: int) -
     if type(value) is not int or (key in table and value not in allowed):
         raise Stop(f"operator settings: {key} must be a whole number from {allowed.start} to {allowed.stop - 1}")
     return value
+
+
+def _relay(value: object) -> str:
+    """An address, since nothing here resolves names. Raises Stop."""
+    place, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    vsock = place.startswith("vsock:")
+    where = place.removeprefix("vsock:")
+    if value == "" or (
+        _is_number_of(port, _VSOCK_PORTS if vsock else _RELAY_PORTS)
+        and (_is_number_of(where, _VSOCK_CIDS) if vsock else _is_ipv4(where))
+    ):
+        return str(value)
+    raise Stop("operator settings: endorsement_relay must be an IPv4 address and a port, or vsock:CID:PORT")
+
+
+def _is_number_of(text: str, allowed: range) -> bool:
+    return _NUMBER.fullmatch(text) is not None and int(text) in allowed
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        return str(ipaddress.IPv4Address(text)) == text
+    except ValueError:
+        return False
 
 
 def _api_key(entry: object, number: int) -> ApiKey:
@@ -158,3 +190,9 @@ def listen_addresses(settings: Settings) -> tuple[str, ...]:
     """In the words of `appliance serve --listen`."""
     vsock = () if settings.vsock_port is None else (f"vsock:{settings.vsock_port}",)
     return (f"0.0.0.0:{settings.port}", *vsock)
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """What the appliance reads from its environment (docs/operations.md, section 2): places, nothing else."""
+    relay = settings.endorsement_relay
+    return {"APPLIANCE_ATTESTATION_ENDORSEMENT_RELAY": relay} if relay else {}

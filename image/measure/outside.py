@@ -13,6 +13,7 @@ SETTINGS: Mapping[str, str] = MappingProxyType(
         "operator disk: api_keys": "who may ask, by hashes; chosen by the operator, shown in no measurement",
         "operator disk: port": "where it listens; the channel is bound to the evidence, not to an address",
         "operator disk: vsock_port": "whether and where it listens on vsock as well; likewise",
+        "operator disk: endorsement_relay": "whom certificates are fetched through; can withhold: callers verify them",
         "SMBIOS type 11 command line": "reaches the kernel on plain machines; a TPM policy requires PCR 12 to be zero",
         "boot option's load options": "replaces the command line; measured into PCR 9 and 12 (must be zero), RTMR2",
         "add-ons, credentials, system extensions beside the image": "measured into PCR 12, 13 (must be zero), RTMR2",

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance import config as configuration
+from appliance.addresses import TcpAddress, VsockAddress, parse_address
 from appliance.attestation import tsm
 from appliance.keys import SCOPES, KeyRing
 from image.init import cmdline, dhcp, disks, machine, service, settings
@@ -131,6 +133,70 @@ def test_b179_no_other_setting_and_no_other_value_is_taken(head: str) -> None:
     """B179: everything that changes an answer is measured; the operator's disk cannot reach it."""
     with pytest.raises(Stop, match="operator setting"):
         settings.parse(disk(head))
+
+
+@pytest.mark.parametrize("relay", ["192.0.2.1:8003", "10.0.2.2:1", "vsock:2:8003", "vsock:4294967294:4294967294"])
+def test_the_endorsement_relay_becomes_a_setting_of_the_service_that_nothing_pins(relay: str) -> None:
+    found = settings.parse(disk(f'endorsement_relay = "{relay}"'))
+    environ = service.environment("/run/appliance", settings.environment(found))
+    config = configuration.load(None, environ=environ)
+    assert config.attestation.endorsement_relay == relay
+    assert config.digest() == configuration.load(None, environ={}).digest()
+    assert isinstance(parse_address(relay), TcpAddress | VsockAddress)
+
+
+def test_without_a_relay_the_service_is_told_of_none() -> None:
+    for head in ("", 'endorsement_relay = ""'):
+        assert settings.environment(settings.parse(disk(head))) == {}
+    assert service.environment("/h", {}) == {
+        "PATH": "/usr/bin",
+        "HOME": "/h",
+        "LC_ALL": "C.UTF-8",
+        "COLUMNS": "200",
+        "NO_COLOR": "1",
+    }
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives groups up")
+def test_the_service_starts_with_that_environment_and_no_other() -> None:
+    code = "import os, sys; print(sorted(os.environ), file=sys.stderr)"
+    process = service.start(
+        [sys.executable, "-c", code], uid=os.getuid(), home="/h", before=lambda: None, extra={"APPLIANCE_X": "1"}
+    )
+    assert process.stderr is not None
+    with process.stderr as told:
+        named = told.read().decode()
+    process.wait()
+    assert named.strip() == str(["APPLIANCE_X", "COLUMNS", "HOME", "LC_ALL", "NO_COLOR", "PATH"])
+
+
+@pytest.mark.parametrize(
+    "relay",
+    [
+        '"relay.example:8003"',
+        '"192.0.2.1"',
+        '"192.0.2.1:0"',
+        '"192.0.2.1:65536"',
+        '"192.0.2.1:08003"',
+        '"192.0.2.01:1"',
+        '"[::1]:1"',
+        '"vsock:8003"',
+        '"vsock:0:8003"',
+        '"vsock:4294967295:1"',
+        '"vsock:2:0"',
+        '"vsock:host:1"',
+        '"unix:/run/x"',
+        '"192.0.2.1:1,2"',
+        '"192.0.2.1:1\\n"',
+        '"vsock:٢:1"',
+        "8003",
+        "true",
+        '["vsock:2:8003"]',
+    ],
+)
+def test_b179_a_relay_of_another_form_stops_the_boot(relay: str) -> None:
+    with pytest.raises(Stop, match="operator settings: endorsement_relay"):
+        settings.parse(disk(f"endorsement_relay = {relay}"))
 
 
 @pytest.mark.parametrize(
