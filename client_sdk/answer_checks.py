@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -253,11 +254,17 @@ def _choice(
     text, calls = content.texts[index], content.calls.get(index, ())
     allowed = len(calls) <= spelling.most and all(name in spelling.tools for name, _ in calls)
     log.require(allowed, f"tool calls {index}", code, "other tools, or more of them, are called than could be")
+    whole = facts.finish == "tool_calls"
+    # What stands between two calls must not pass for a part of the arguments of one.
+    made = not whole or (bool(calls) and all(_is_object(arguments) for _, arguments in calls))
+    log.require(
+        made, f"arguments {index}", code, "a call that is said to be whole has no JSON object for its arguments"
+    )
     thought, (opened, closed) = content.reasoning.get(index, ""), spelling.marks[index]
     # Without this, any answer could be shown in part as reasoning, where few look.
     ended = bool(closed) or not (opened or thought) or not (text or calls)
     log.require(ended, f"reasoning {index}", code, "nothing was generated that ends the reasoning before the answer")
-    base, rests = _forms(text, calls, spelling, whole=facts.finish == "tool_calls")
+    base, rests = _forms(text, calls, spelling, whole=whole)
     name, encoded = f"output text {index}", _utf8(f"{opened}{thought}{closed}{base}")
     tails = [_utf8(rest) for rest in rests]
     if encoded is None or None in tails:
@@ -268,6 +275,13 @@ def _choice(
     begun = hmac.new(digests.inner_key(salt, names.label_output_text(index)), encoded, "sha256")
     same = any(hmac.compare_digest(made, facts.text) for made in _commitments(begun, rests))
     log.require(same, name, code, f"{name} is not what the receipt commits to")
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return type(json.loads(text)) is dict
+    except (ValueError, RecursionError):
+        return False
 
 
 def _commitments(begun: hmac.HMAC, rests: Sequence[str]) -> Iterator[bytes]:

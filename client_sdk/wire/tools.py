@@ -89,9 +89,12 @@ def syntax_of(execution: Mapping[str, object]) -> CallSyntax:
     if len(parts) != 6 or any(part is None for part in (*parts[:4], parts[5])):
         raise ValueError("the form of calls is not six texts")
     start, before, middle, after, between, end = parts
-    return CallSyntax(
+    syntax = CallSyntax(
         start=start or "", before=before or "", middle=middle or "", after=after or "", between=between, end=end or ""
     )
+    if not syntax.opening or not syntax.middle:
+        raise ValueError("a form of calls without a beginning, or without anything behind the name")
+    return syntax
 
 
 def marks_text(marks: Iterable[tuple[str, str]]) -> str:

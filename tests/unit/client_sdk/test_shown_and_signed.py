@@ -133,6 +133,14 @@ CALLED: dict[str, tuple[Rejection, Options, dict[str, Any]]] = {
         calling(("f", "{}"), ("g", "{}")),
         {"tools": TOOLS, "parallel_tool_calls": False},
     ),
+    "arguments-of-no-object": (R.OUTPUT_MISMATCH, calling(("f", "[]")), {"tools": TOOLS}),
+    "arguments-of-no-json": (R.OUTPUT_MISMATCH, calling(("f", '{"a": ')), {"tools": TOOLS}),
+    "two-shown-as-one": (
+        R.OUTPUT_MISMATCH,
+        calling(("f", '{}}\n</tool_call>\n<tool_call>\n{"name": "g", "arguments": {}')),
+        {"tools": TOOLS},
+    ),
+    "none-made": (R.OUTPUT_MISMATCH, Options(text="Four.", finish="tool_calls"), {"tools": TOOLS}),
     "custom": (
         R.MALFORMED_RESPONSE,
         calling(("f", "{}"), besides={"type": "custom", "custom": {"name": "h", "input": "x"}}),

@@ -124,7 +124,11 @@ def test_the_form_of_calls_comes_back_from_a_receipt(syntax: CallSyntax) -> None
 
 
 @pytest.mark.parametrize(
-    "stated", ["", "{}", "[]", '["","","","","",null]', '["a"]', "[" * 5000, 7, '["","","","","","x",""]']
+    "stated",
+    [
+        *("", "{}", "[]", '["","","","","",null]', '["a"]', "[" * 5000, 7, '["","","","","","x",""]'),
+        *('["","","b","c",null,""]', '["","a","","c",null,""]'),  # nothing begins a call, or stands behind a name
+    ],
 )
 def test_a_form_that_is_none_is_refused(stated: object) -> None:
     with pytest.raises((ValueError, RecursionError)):
