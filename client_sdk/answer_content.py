@@ -155,6 +155,7 @@ class _Collected:
     response_ids: set[str] = field(default_factory=set)
     models: set[str] = field(default_factory=set)
     measured: bool = False
+    call_ids: set[str] = field(default_factory=set)
 
     def add_envelope(self, reader: JsonReader, answer: Mapping[str, object]) -> None:
         """`id`, `model`, `usage`, which whole answers and frames carry alike; of two ids neither could be trusted."""
@@ -195,11 +196,20 @@ class _Collected:
                 reader.fail("a tool call has no usable index")
             if name is not None and number == len(calls) < MAX_CALLS:
                 calls.append((name, []))
+                self._identify(reader, call)
             elif name is not None or not calls or number != len(calls) - 1:
                 reader.fail("a tool call comes out of order")
             calls[-1][1].append(arguments or "")
             size += len(name or "") + len(arguments or "")
         return size
+
+    def _identify(self, reader: JsonReader, call: Mapping[str, object]) -> None:
+        """Results of two calls with the same id could not be told apart."""
+        identifier = reader.text_or_none(call, "id")
+        if identifier in self.call_ids:
+            reader.fail("two calls have the same id")
+        if identifier is not None:
+            self.call_ids.add(identifier)
 
     def add_reasoning(self, reader: JsonReader, index: int, holder: object) -> int:
         """Take in `reasoning_content` of a message or a delta; the number of characters in it."""

@@ -24,6 +24,8 @@ _RESPONSE = _STATED | {
     "output",
     "usage",
 }
+_DETAILS = {"input_tokens_details": "cached_tokens", "output_tokens_details": "reasoning_tokens"}
+_USAGE = frozenset({"input_tokens", "output_tokens", "total_tokens", *_DETAILS})
 _REASONING = frozenset({"id", "type", "status", "summary", "content"})
 _MESSAGE = frozenset({"id", "type", "status", "role", "content"})
 _CALL = frozenset({"id", "type", "status", "call_id", "name", "arguments"})
@@ -276,7 +278,12 @@ def _response(reader: JsonReader, value: object) -> _Response:
     cut = status == wire.STATUS_INCOMPLETE and items and items[-1].kind != "function_call"
     if cut and items[-1].status != wire.STATUS_INCOMPLETE:
         reader.fail("a response was cut behind text that was not")  # only a call can be whole all the same
+    calls = [item.call_id for item in items if item.call_id is not None]
+    if len(set(calls)) != len(calls):
+        reader.fail("two calls have the same id")  # their results could not be told apart
     usage, reasoning_tokens = _usage(reader, fields["usage"])
+    if usage is None and status in (wire.STATUS_COMPLETED, wire.STATUS_INCOMPLETE):
+        reader.fail("a response that has ended states no usage")
     return _Response(
         identifier=_text(reader, fields, "id"),
         model=_text(reader, fields, "model"),
@@ -293,11 +300,14 @@ def _usage(reader: JsonReader, value: object) -> tuple[tuple[int, int] | None, i
     if value is None:
         return None, None
     counts = reader.record(value, "usage")
+    details = [reader.record(counts.get(name), name) for name in _DETAILS]
+    if counts.keys() != _USAGE or any(one.keys() != {key} for one, key in zip(details, _DETAILS.values(), strict=True)):
+        reader.fail("usage has other fields than it should")
+    _, reasoning_tokens = (reader.count(one, key) for one, key in zip(details, _DETAILS.values(), strict=True))
     read, made, total = (reader.count(counts, f"{name}_tokens") for name in ("input", "output", "total"))
     if total != read + made:
         reader.fail("usage does not add up")
-    details = reader.record(counts.get("output_tokens_details"), "output_tokens_details")
-    return (read, made), reader.count(details, "reasoning_tokens")
+    return (read, made), reasoning_tokens
 
 
 def _item(reader: JsonReader, value: object) -> _Item:

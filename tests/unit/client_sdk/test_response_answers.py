@@ -254,6 +254,28 @@ def test_a_failed_response_shows_nothing_that_nobody_compares(field: str) -> Non
         collect([*events[:2], failed])
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda response: response["output"][2].update(call_id=response["output"][1]["call_id"]),
+        lambda response: response.update(usage=None),
+        lambda response: response["usage"].update(note="Five."),
+        lambda response: response["usage"]["input_tokens_details"].update(note="Five."),
+        lambda response: response["usage"]["input_tokens_details"].update(cached_tokens="Five."),
+        lambda response: response["usage"]["output_tokens_details"].update(note="Five."),
+        lambda response: response["usage"].pop("input_tokens_details"),
+    ],
+)
+def test_calls_are_told_apart_and_usage_says_nothing_else(change: Callable[[dict[str, Any]], object]) -> None:
+    whole, events = told(*CASES["calls"][:2], tools=[FUNCTION])
+    response = json.loads(whole)
+    change(response)
+    with pytest.raises(MalformedError):
+        read_response(json.dumps(response).encode())
+    with pytest.raises(MalformedError):
+        collect([*events[:-1], {**events[-1], "response": response}])
+
+
 @pytest.mark.parametrize("name", ["cut", "cut reasoning"])
 def test_text_that_was_cut_is_not_shown_as_whole(name: str) -> None:
     pieces, finish, fields = CASES[name]

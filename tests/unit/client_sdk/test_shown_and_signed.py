@@ -146,6 +146,7 @@ CALLED: dict[str, tuple[Rejection, Options, dict[str, Any]]] = {
         calling(("f", "{}"), besides={"type": "custom", "custom": {"name": "h", "input": "x"}}),
         {"tools": TOOLS},
     ),
+    "two-of-one-id": (R.MALFORMED_RESPONSE, calling(("f", "{}"), ("g", "{}"), besides={"id": "x"}), {"tools": TOOLS}),
     "type-alone": (R.MALFORMED_RESPONSE, calling(("f", "{}"), besides={"type": "custom"}), {"tools": TOOLS}),
 }
 
