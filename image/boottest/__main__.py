@@ -8,26 +8,30 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from client_sdk import Appliance, Policy, Rejection, SdkError, VerificationError
 from image import service
 from image.boottest import cases, material
-from image.boottest.errors import BootTestError
+from image.boottest.errors import BootTestError, EmulatorCrash
 from image.boottest.machine import Machine, Shape, boot
 from image.boottest.material import Material
 from image.build import chroot, lock, uki
 from image.build.errors import BuildError
 from image.measure.errors import MeasureError
 
+T = TypeVar("T")
+
 _PROJECT = Path(__file__).parents[2]
 _ENVIRON = dict(os.environ)  # noqa: TID251 - composition root
 _BOOT_LIMIT_S: Final = 600.0
 _END_LIMIT_S: Final = 60.0
 _REQUEST_LIMIT_S: Final = 300.0
+_TRIES: Final = 3
 _MOMENT = re.compile(r"appliance: ((?:initrd|init|service|ready) after [0-9.]+ s[^\r\n]*)")
 
 
@@ -93,9 +97,7 @@ def machine_limit(machine: Machine, seconds: float) -> float:
 
 def hostile(held: Material, case: cases.Case, caller: Caller) -> str:
     """Returns how the case was caught. Raises BootTestError where it was not."""
-    folder = held.work / "case"
-    shutil.rmtree(folder, ignore_errors=True)
-    with boot(case.shape, tpm_state=held.tpm_state, folder=folder) as machine:
+    with boot(case.shape, tpm_state=held.tpm_state, folder=held.work / "case") as machine:
         if case.expect == (cases.CLIENT,):
             machine.wait_for("appliance: ready after", _BOOT_LIMIT_S)
             try:
@@ -106,12 +108,25 @@ def hostile(held: Material, case: cases.Case, caller: Caller) -> str:
                 return f"the client refuses: {error.code.name}"
             raise BootTestError("the client accepted it")
         machine.wait_end(_BOOT_LIMIT_S)
+        machine.check_started()
         if "ready after" in machine.console or "appliance: service after" in machine.console:
             raise BootTestError(f"the service was started:\n{machine.tail()}")
         lines = [line for line in machine.console.splitlines() if any(text in line for text in case.expect)]
         if not lines:
             raise BootTestError(f"none of {case.expect} is on the console:\n{machine.tail()}")
         return f"console: {lines[0].strip()}"
+
+
+def again(action: Callable[[], T], folder: Path) -> T:
+    """Do it anew, in a new folder, where the emulator crashed before the image began; three times at most."""
+    for _ in range(_TRIES - 1):
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            return action()
+        except EmulatorCrash as crash:
+            say(f"({crash}: once more)")
+    shutil.rmtree(folder, ignore_errors=True)
+    return action()
 
 
 def make_other_images(held: Material, tools: Path) -> None:
@@ -136,18 +151,18 @@ def run(held: Material, tools: Path, chosen: Sequence[str]) -> int:
     api_key = material.write_settings(held.work, random_bytes, int(time.time()))  # noqa: TID251 - composition root
     pin = material.attestation_key(held)
     say("The firmware's own measurements, from a boot that does nothing else")
-    log = material.firmware_log(held)
+    log = again(lambda: material.firmware_log(held), held.work / "firmware-log")
     caller = Caller(policy=material.make_policy(held, log, pin), api_key=api_key, model=held.model)
     make_other_images(held, tools)
     shape = Shape(boot=held.image / "boot-tpm2.img", disks=held.disks)
     say("The image as it is")
-    honest(held, shape, caller)
+    again(lambda: honest(held, shape, caller), held.work / "honest")
     missed = 0
     for name in chosen:
         case = cases.CASES[name](held, shape)
         started = time.monotonic()
         try:
-            verdict = f"caught, {hostile(held, case, caller)}"
+            verdict = f"caught, {again(partial(hostile, held, case, caller), held.work / 'case')}"
         except (BootTestError, SdkError) as error:
             verdict, missed = f"NOT CAUGHT: {error}", missed + 1
         say(f"{case.name}: {verdict} ({time.monotonic() - started:.0f} s)")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from image.boottest.errors import BootTestError
+from image.boottest.errors import BootTestError, EmulatorCrash
 
 FIRMWARE: Final = Path("/usr/share/OVMF/OVMF_CODE_4M.fd")
 VARIABLES: Final = Path("/usr/share/OVMF/OVMF_VARS_4M.fd")
@@ -61,6 +61,7 @@ class Machine:
         """Seconds from the start until the console has `text`. Raises BootTestError where it ends or takes too long."""
         while text not in self.console:
             if self.process.poll() is not None and text not in self.console:
+                self.check_started()
                 raise BootTestError(f"expected {text!r}, but the machine ended:\n{self.tail()}")
             if time.monotonic() - self.started > limit_s:
                 raise BootTestError(f"expected {text!r} within {limit_s:.0f} s:\n{self.tail()}")
@@ -73,6 +74,11 @@ class Machine:
             self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise BootTestError(f"the machine is still on after {limit_s:.0f} s:\n{self.tail()}") from None
+
+    def check_started(self) -> None:
+        """Raises EmulatorCrash where the kernel crashed before the initrd's first line."""
+        if "appliance: " not in self.console and "Kernel panic - not syncing" in self.console:
+            raise EmulatorCrash("the kernel crashed in the emulator before anything of the image ran")
 
     def press_power(self) -> None:
         """The power button, by QEMU's control socket (QMP)."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from image.boottest import __main__ as boottest
 from image.boottest import cases, material
-from image.boottest.machine import Shape
+from image.boottest.errors import BootTestError, EmulatorCrash
+from image.boottest.machine import Machine, Shape
 from image.boottest.material import Material
 from image.build import disks
 from image.init import cmdline, settings
@@ -66,3 +70,25 @@ def test_one_byte_of_the_data_is_one_bit_inside_it(held: Material) -> None:
 def test_the_operator_s_disk_of_the_test_is_one_that_init_takes(held: Material) -> None:
     found = settings.parse(held.disks[2].read_bytes())
     assert (found.port, len(found.api_keys)) == (8443, 1)
+
+
+def test_a_crash_of_the_emulated_kernel_is_no_verdict_but_one_after_the_image_began_is(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    running = Machine(process=process, folder=tmp_path, port=1)
+    (tmp_path / "console").write_text("Kernel panic - not syncing: Fatal exception in interrupt\n")
+    with pytest.raises(EmulatorCrash):
+        running.wait_for("ready", 1.0)
+    (tmp_path / "console").write_text("appliance: initrd after 2 s\nKernel panic - not syncing: dm-verity\n")
+    running.check_started()
+    with pytest.raises(BootTestError, match="the machine ended"):
+        running.wait_for("ready", 1.0)
+    tries: list[int] = []
+
+    def action() -> str:
+        tries.append(1)
+        raise EmulatorCrash("crashed")
+
+    with pytest.raises(EmulatorCrash):
+        boottest.again(action, tmp_path / "folder")
+    assert len(tries) == 3
