@@ -1,4 +1,4 @@
-"""The endorsement relay: what vendors' certificates are fetched through where the host hands none over.
+"""The endorsement relay: through it come the vendors' certificates and collateral that the host does not hand over.
 
 A relay is a CONNECT proxy that nobody trusts. TLS ends here, and the verifier judges what came against its own roots:
 all that a relay can do is to withhold, and then evidence goes out as it would without one.
@@ -14,21 +14,22 @@ from pathlib import Path
 from typing import Final
 
 from appliance.addresses import parse_address
-from appliance.attestation import amd_kds
+from appliance.attestation import amd_kds, intel_pcs
 from appliance.attestation.attester import Attester, Collected
 from appliance.attestation.endorsing import EndorsedAttester, EndorsementKeeper, Wanted
 from appliance.vsock.fetch import Fetcher
 
 _LOG = logging.getLogger(__name__)
 
-LIMIT_BYTES: Final = 64 << 10
+LIMIT_BYTES: Final = 256 << 10
+"""Of one document, as is the time."""
 TIMEOUT_S: Final = 12.0
-"""Of one document."""
 _BUNDLE: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 
 Lacking = Callable[[Collected], Wanted | None]
 LACKING: Final[Mapping[str, Callable[[Fetcher], Lacking]]] = {
     "sev-snp": lambda fetcher: partial(amd_kds.lacking, bring=fetcher.get),
+    "tdx": lambda fetcher: partial(intel_pcs.lacking, bring=fetcher.fetch),
 }
 """By family: what its evidence may come without."""
 

@@ -17,7 +17,7 @@ from client_sdk.errors import MalformedError, UndecidedError
 from client_sdk.foreign_files import FAMILY_NAMES, read_evidence
 from client_sdk.tee import x509
 from client_sdk.tee.dcap import pcs
-from client_sdk.tee.dcap.abi import TEE_SGX, TEE_TDX, SignatureSection
+from client_sdk.tee.dcap.abi import COLLATERAL_HEADERS, TEE_SGX, TEE_TDX, SignatureSection
 from client_sdk.tee.nvidia import abi as nvidia
 from client_sdk.tee.nvidia import product
 from client_sdk.tee.sgx import abi as sgx
@@ -30,7 +30,6 @@ NVIDIA_RIM = "https://rim.attestation.nvidia.com"
 FETCHABLE = ("snp", "tdx", "sgx", "nvidia")
 CERTIFICATE_TTL_S = 30 * 86_400.0
 LIST_TTL_S = 86_400.0
-_COLLATERAL_HEADERS = ("tcb-info-issuer-chain", "sgx-enclave-identity-issuer-chain", "sgx-pck-crl-issuer-chain")
 _PROJECT, _PROJECT_SKU, _CHIP_SKU = 17, 18, 15
 
 
@@ -109,7 +108,7 @@ def _fetch_collateral(
     urls = pcs.collateral_urls(section, tee_type, services.pcs)
 
     def get(url: str, ends: Callable[[bytes], float | None] = lambda body: None) -> pcs.Answer:
-        answer: Answer = fetcher.get(Want(url=url, ttl_s=LIST_TTL_S, keep=_COLLATERAL_HEADERS, ends=ends))
+        answer: Answer = fetcher.get(Want(url=url, ttl_s=LIST_TTL_S, keep=COLLATERAL_HEADERS, ends=ends))
         return pcs.Answer(headers=answer.headers, body=answer.body)
 
     text = pcs.assemble(

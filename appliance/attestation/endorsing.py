@@ -122,24 +122,30 @@ class EndorsementKeeper:
 
     def _run(self, wanted: Wanted, search: _Search) -> None:
         pause_s, told = self._patience.pause_s, ""
-        while not search.stop.is_set():
-            try:
-                items = asyncio.run(self._try(wanted))
-            except (OSError, WireError, UnfitEndorsement) as error:
-                if (reason := _one_line(error)) != told:
-                    _LOG.warning("evidence goes out without the vendor's certificates, which cannot be had: %s", reason)
-                told = reason
-            else:
-                self._keep(wanted.key, items)
-                search.stop.set()
-                _LOG.info("the vendor's certificates for this machine's evidence were fetched")
-            finally:
+        try:
+            while not search.stop.is_set():
+                told = self._attempt(wanted, search, told)
                 search.tried.set()
-            search.stop.wait(pause_s)
-            pause_s = min(2 * pause_s, self._patience.longest_pause_s)
-        with self._lock:
-            if self._searches.get(wanted.key) is search:
-                del self._searches[wanted.key]
+                search.stop.wait(pause_s)
+                pause_s = min(2 * pause_s, self._patience.longest_pause_s)
+        finally:
+            search.tried.set()
+            with self._lock:
+                if self._searches.get(wanted.key) is search:
+                    del self._searches[wanted.key]
+
+    def _attempt(self, wanted: Wanted, search: _Search, told: str) -> str:
+        """One try, the last where it succeeds. Returns why not, which is logged unless it is what was `told`."""
+        try:
+            items = asyncio.run(self._try(wanted))
+        except (OSError, WireError, UnfitEndorsement) as error:
+            if (reason := _one_line(error)) != told:
+                _LOG.warning("evidence goes out without the vendor's endorsements, which cannot be had: %s", reason)
+            return reason
+        self._keep(wanted.key, items)
+        search.stop.set()
+        _LOG.info("the vendor's endorsements of this machine's evidence were fetched")
+        return ""
 
     async def _try(self, wanted: Wanted) -> Items:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -26,6 +26,14 @@ class FetchFailed(OSError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """The body of a 200 and its headers, whose names are lower case."""
+
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fetcher:
     """GET over TLS through `proxy`. `tls` verifies names and certificates: the proxy is not trusted with either.
 
@@ -38,21 +46,26 @@ class Fetcher:
     timeout_s: float = 30.0
 
     async def get(self, url: str) -> bytes:
-        """The body of a 200. Redirects are followed on the same host and port only. Raises FetchFailed."""
+        """The body of `fetch`."""
+        return (await self.fetch(url)).body
+
+    async def fetch(self, url: str) -> Document:
+        """The answer with status 200. Redirects are followed on the same host and port only. Raises FetchFailed."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 return await self._follow(url)
         except TimeoutError as error:
             raise FetchFailed(f"{_place(url)[0]}: no document within {self.timeout_s:g} s") from error
 
-    async def _follow(self, url: str) -> bytes:
+    async def _follow(self, url: str) -> Document:
         place = _place(url)
         for _ in range(1 + _MAX_REDIRECTS):
             if _place(url) != place:
                 raise FetchFailed(f"{place[0]}: it redirects to another host, which is not followed")
             response, body = await self._exchange(urlsplit(url))
             if response.status_code == 200:
-                return body
+                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
+                return Document(headers=headers, body=body)
             location = dict(response.headers).get(b"location")
             if response.status_code not in _REDIRECTS or location is None:
                 raise FetchFailed(f"{place[0]}: HTTP {response.status_code}")

@@ -1,4 +1,4 @@
-"""AMD's key distribution service on loopback: TLS of its own, documents by path, and lies on request."""
+"""A vendor's service on loopback (AMD's or Intel's, by its documents): TLS of its own, and lies on request."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ Lie = Callable[[http.server.BaseHTTPRequestHandler], None]
 
 
 class KeyService:
-    """`documents` are what it has, by path without query; `lie` answers in their place. `asked` has paths in order."""
+    """`documents` and `headers` are what it has, by path without query; `lie` answers in their place.
+
+    `asked` has what was asked for, in order.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.documents: dict[str, bytes] = {}
+        self.headers: dict[str, dict[str, str]] = {}
         self.lie: Lie | None = None
         self.asked: list[str] = []
         identity = write_identity(directory / "kds.pem")
@@ -56,7 +60,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             with contextlib.suppress(OSError):
                 self.service.lie(self)
             return
-        answer(self, 200 if path in self.service.documents else 404, self.service.documents.get(path, b""))
+        status = 200 if path in self.service.documents else 404
+        answer(self, status, self.service.documents.get(path, b""), **self.service.headers.get(path, {}))
 
     def log_message(self, *_: object) -> None:
         pass

@@ -1,4 +1,5 @@
-"""What every DCAP quote has: header, signature section and the quoting enclave's report. Pure bytes.
+"""What every DCAP quote has: header, signature section and the quoting enclave's report; and where Intel keeps the
+collateral for it. Pure bytes.
 
 Source: Intel, "TDX DCAP Quoting Library API", appendix A.3 (versions 4, 5), and "SGX ECDSA Quote Library API", appendix
 A.4 (version 3). All integers are little-endian; sizes below are bytes. A quote may be followed by padding, which
@@ -7,8 +8,11 @@ nothing signs: `trim` is what to hash and to send.
 
 from __future__ import annotations
 
+import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from client_sdk.wire.errors import WireError
 
@@ -25,6 +29,17 @@ REPORT_BYTES = 384
 REPORT_DATA_BYTES = 64
 _SIGNATURE_BYTES = 64
 _KEY_BYTES = 64
+
+INTEL_PCS = "https://api.trustedservices.intel.com"
+"""Intel's Provisioning Certification Service, API version 4. A PCCS has the same paths."""
+INTEL_ROOT_CRL = "https://certificates.trustedservices.intel.com/IntelSGXRootCA.der"
+_ENDORSEMENT_CODE = "MALFORMED_ENDORSEMENT"
+_TCB_CHAIN = "tcb-info-issuer-chain"
+_QE_CHAIN = "sgx-enclave-identity-issuer-chain"
+_CRL_CHAIN = "sgx-pck-crl-issuer-chain"
+COLLATERAL_HEADERS = (_TCB_CHAIN, _QE_CHAIN, _CRL_CHAIN)
+"""Headers that belong to Intel's answers."""
+_LIMIT_ANSWER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,3 +174,87 @@ def parse_signature_section(data: bytes, *, nested: bool) -> SignatureSection:
         cert_type=cert_type,
         cert_data=reader.take(reader.integer(4)),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollateralUrls:
+    """The four addresses, by what they give."""
+
+    tcb_info: str
+    qe_identity: str
+    pck_crl: str
+    root_crl: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One HTTP answer with status 200. Header names are lower case."""
+
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def collateral_urls(fmspc: bytes, authority: str, tee_type: int, service: str) -> CollateralUrls:
+    """The addresses for platforms of one FMSPC, whose PCK certificates "processor" or "platform" issued.
+
+    `service` is INTEL_PCS or the base address of a PCCS, which has the root's list under an address of its own.
+    """
+    base = service.rstrip("/")
+    kind = "tdx" if tee_type == TEE_TDX else "sgx"
+    return CollateralUrls(
+        tcb_info=f"{base}/{kind}/certification/v4/tcb?fmspc={fmspc.hex()}",
+        qe_identity=f"{base}/{kind}/certification/v4/qe/identity",
+        pck_crl=f"{base}/sgx/certification/v4/pckcrl?ca={authority}&encoding=der",
+        root_crl=INTEL_ROOT_CRL if base == INTEL_PCS else f"{base}/sgx/certification/v4/rootcacrl",
+    )
+
+
+def assemble_collateral(*, tcb_info: Answer, qe_identity: Answer, pck_crl: Answer, root_crl: Answer) -> str:
+    """The four answers as one collateral text (nine texts in JSON), of which nothing is verified. Raises WireError."""
+    tcb_text, tcb_signature = _signed_part(tcb_info.body, "tcbInfo")
+    qe_text, qe_signature = _signed_part(qe_identity.body, "enclaveIdentity")
+    return json.dumps(
+        {
+            "pck_crl_issuer_chain": _chain(pck_crl, _CRL_CHAIN),
+            "root_ca_crl": _der(root_crl.body).hex(),
+            "pck_crl": _der(pck_crl.body).hex(),
+            "tcb_info_issuer_chain": _chain(tcb_info, _TCB_CHAIN),
+            "tcb_info": tcb_text,
+            "tcb_info_signature": tcb_signature,
+            "qe_identity_issuer_chain": _chain(qe_identity, _QE_CHAIN),
+            "qe_identity": qe_text,
+            "qe_identity_signature": qe_signature,
+        }
+    )
+
+
+def _signed_part(body: bytes, name: str) -> tuple[str, str]:
+    """(signed text, signature) of {"NAME": {...}, "signature": "hex"}: the text as sent, since it is what is signed."""
+    try:
+        text = body.decode() if len(body) <= _LIMIT_ANSWER_BYTES else ""
+        document = json.loads(text)
+        begin = text.index("{", text.index(f'"{name}"'))
+        _, end = json.JSONDecoder().raw_decode(text, begin)
+        signature = document["signature"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise WireError(_ENDORSEMENT_CODE, f"the answer is not {name} with its signature") from None
+    if type(signature) is not str:
+        raise WireError(_ENDORSEMENT_CODE, f"the signature of {name} is not text")
+    return text[begin:end], signature
+
+
+def _chain(answer: Answer, header: str) -> str:
+    value = answer.headers.get(header)
+    if value is None:
+        raise WireError(_ENDORSEMENT_CODE, f"the answer has no {header}")
+    return unquote(value)
+
+
+def _der(body: bytes) -> bytes:
+    """A PCCS gives revocation lists as hex text where Intel gives DER."""
+    if body[:1] == b"\x30":
+        return body
+    try:
+        return bytes.fromhex(body.decode("ascii"))
+    except ValueError:
+        raise WireError(_ENDORSEMENT_CODE, "a revocation list is neither DER nor hex") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import json
 import logging
 import os
 import socket
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from urllib.parse import quote as percent_encoded
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -24,23 +26,27 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from appliance import boot, endorsement_relay
 from appliance import config as configuration
 from appliance.addresses import TcpAddress, parse_address
-from appliance.attestation import amd_kds
+from appliance.attestation import amd_kds, intel_pcs
 from appliance.attestation import attester as attesters
 from appliance.attestation.attester import Attester, Binding, Collected, Family
 from appliance.attestation.endorsing import EndorsedAttester, EndorsementKeeper, Patience
 from appliance.attestation.insecure import InsecureAttester
 from appliance.attestation.snp import SnpAttester
+from appliance.attestation.tdx import TdxAttester
 from appliance.attestation.tsm import TsmReport
 from appliance.service import Surroundings
 from appliance.vsock.connect_proxy import ConnectProxy
 from appliance.vsock.fetch import Fetcher
 from client_sdk.checks import CheckLog
 from client_sdk.errors import AuthenticityError, Rejection, UndecidedError
+from client_sdk.tee.dcap import abi as dcap
 from client_sdk.tee.endorsements import stapled
 from client_sdk.tee.evidence import Endorsements
+from client_sdk.tee.families import FAMILIES
 from client_sdk.tee.snp import abi
 from client_sdk.tee.snp.certificates import Anchors
 from client_sdk.tee.snp.verify import AuthenticSnp, parse_evidence
+from client_sdk.tee.tdx import abi as tdx_abi
 from client_sdk.wire.attestation import EvidenceItem
 from tests.integration.vsock.conftest import Peer, Running, StartForwarder
 from tests.simulators import amd
@@ -266,7 +272,7 @@ def test_a_lie_leaves_evidence_without_certificates(
     assert [one.endorsements for one in collected] == [()] * 3
     assert len(guest.kds.asked) <= 4, "one try, at most three redirects; the next is a minute away"
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "evidence goes out without the vendor's certificates" in record.getMessage()
+    assert "evidence goes out without the vendor's endorsements" in record.getMessage()
     assert amd.CHIP_ID.hex()[:16] not in caplog.text
     with pytest.raises(UndecidedError) as undecided:
         judge(collected[0], CHIP.anchors, amd.NOW)
@@ -378,7 +384,7 @@ def test_what_fails_is_tried_again_at_growing_distances_and_told_once(
     assert judge(found, CHIP.anchors, amd.NOW).product == "Milan"
     distances = [after - before for before, after in itertools.pairwise(moments)]
     assert [distance >= least for distance, least in zip(distances, (0.1, 0.2, 0.4), strict=True)] == [True] * 3
-    assert [record.levelname for record in caplog.records if "certificates" in record.getMessage()] == [
+    assert [record.levelname for record in caplog.records if "endorsements" in record.getMessage()] == [
         "WARNING",
         "INFO",
     ]
@@ -399,6 +405,100 @@ def test_a_relay_that_is_none_is_given_up(guest: Guest, tmp_path: Path, answer_o
         assert collect(attester, report).endorsements == ()
         assert time.monotonic() - started < 4.0
         attester.close()
+
+
+# TDX: Intel's collateral in AMD's certificates' place
+
+QUOTE = (VECTORS.parent / "tdx" / "v4_b0c06f_uptodate.quote.bin").read_bytes()
+COLLATERAL = json.loads((VECTORS.parent / "tdx" / "v4_b0c06f_uptodate.collateral.json").read_bytes())
+IN_WINDOW = 1_750_332_000.0
+"""19 June 2025, when this quote and this collateral were made."""
+TCB, QE = "/tdx/certification/v4/tcb", "/tdx/certification/v4/qe/identity"
+PCK_CRL, ROOT_CRL = "/sgx/certification/v4/pckcrl", "/sgx/certification/v4/rootcacrl"
+
+
+@pytest.fixture
+def pcs(kds: KeyService) -> KeyService:
+    """Intel's service, with the genuine answers for the platform of QUOTE."""
+    signed = {TCB: ("tcbInfo", "tcb_info"), QE: ("enclaveIdentity", "qe_identity")}
+    for path, (outer, name) in signed.items():
+        kds.documents[path] = (
+            f'{{"{outer}":{COLLATERAL[name]},"signature":"{COLLATERAL[f"{name}_signature"]}"}}'.encode()
+        )
+    kds.documents[PCK_CRL] = bytes.fromhex(COLLATERAL["pck_crl"])
+    kds.documents[ROOT_CRL] = bytes.fromhex(COLLATERAL["root_ca_crl"])
+    chains = ("tcb_info_issuer_chain", "qe_identity_issuer_chain", "pck_crl_issuer_chain")
+    for path, header, chain_name in zip((TCB, QE, PCK_CRL), dcap.COLLATERAL_HEADERS, chains, strict=True):
+        kds.headers[path] = {header: percent_encoded(COLLATERAL[chain_name], safe="")}
+    return kds
+
+
+def trust_domain(guest: Guest, quote: bytes = QUOTE) -> EndorsedAttester:
+    fetcher = Fetcher(proxy=parse_address(guest.relay), tls=guest.kds.tls, limit_bytes=65_536, timeout_s=5.0)
+    return EndorsedAttester(
+        TdxAttester(lambda _inblob: TsmReport(outblob=quote, auxblob=b""), event_log=Path("/nonexistent")),
+        lambda collected: intel_pcs.lacking(collected, bring=fetcher.fetch, service=guest.kds.url),
+        EndorsementKeeper(monotonic=time.monotonic, patience=guest.patience),
+    )
+
+
+def collect_quote(attester: Attester, quote: bytes = QUOTE) -> Collected:
+    data = tdx_abi.parse_quote(quote).report.report_data
+    return attester.collect(Binding(report_data=data, extra_data=bytes(32), nonce=None, spki=None))
+
+
+def test_a_genuine_quote_verifies_with_the_collateral_that_came_along(guest: Guest, pcs: KeyService) -> None:
+    attester = trust_domain(guest)
+    collected = [collect_quote(attester) for _ in range(3)]
+    (item,) = collected[0].endorsements
+    assert (item.kind, json.loads(item.content)) == ("collateral", COLLATERAL)
+    assert collected[2].endorsements == (item,)
+    assert pcs.asked == [f"{TCB}?fmspc=b0c06f000000", QE, f"{PCK_CRL}?ca=platform&encoding=der", ROOT_CRL]
+    endorsements = stapled(collected[0].endorsements, (), Endorsements())
+    evidence = FAMILIES["tdx"].parse_evidence(collected[0].evidence[0].content)
+    assert evidence.authenticate(CheckLog(), endorsements, now=IN_WINDOW).mode == "production"
+    with pytest.raises(UndecidedError):
+        evidence.authenticate(CheckLog(), Endorsements(), now=IN_WINDOW)
+
+
+def other_platform(pcs: KeyService) -> None:
+    pcs.documents[TCB] = pcs.documents[TCB].replace(b"B0C06F000000", b"00806F050000")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        other_platform,
+        lambda pcs: pcs.documents.pop(ROOT_CRL),
+        lambda pcs: pcs.headers.pop(QE),
+        lambda pcs: pcs.documents.update({PCK_CRL: b"\x30\x00"}),
+        lambda pcs: pcs.documents.update({TCB: b"[" * 60_000}),
+        lambda pcs: pcs.documents.update({QE: b'{"enclaveIdentity":{},"signature":1}'}),
+        lambda pcs: pcs.headers.update({QE: {dcap.COLLATERAL_HEADERS[1]: "none"}}),
+        lambda pcs: pcs.documents.update({ROOT_CRL: bytes(65_537)}),
+    ],
+)
+def test_collateral_that_does_not_fit_is_not_passed_on(
+    guest: Guest, pcs: KeyService, spoil: Callable[[KeyService], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = dict(pcs.documents), dict(pcs.headers)
+    spoil(pcs)
+    assert (pcs.documents, pcs.headers) != before
+    attester = trust_domain(guest)
+    assert collect_quote(attester).endorsements == ()
+    attester.close()
+    (record,) = caplog.records
+    assert "goes out without" in record.getMessage()
+
+
+def test_a_quote_that_names_no_platform_is_not_asked_about(guest: Guest, pcs: KeyService) -> None:
+    first = b"-----BEGIN CERTIFICATE-----\n"
+    without_chain = QUOTE.replace(b"-----BEGIN CERTIFICATE-----", b"-----BEGIN CERTIFICATF-----")
+    broken = QUOTE.replace(first + b"MII", first + b"MIA", 1)
+    for quote in (without_chain, broken):
+        assert quote != QUOTE
+        assert collect_quote(trust_domain(guest, quote), quote).endorsements == ()
+    assert pcs.asked == []
 
 
 # Composition
