@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -64,6 +65,13 @@ def load_request(body: bytes) -> dict[str, object] | None:
     except (ValueError, RecursionError):
         return None
     return value if type(value) is dict else None
+
+
+def packed_tokens(value: object) -> bytes | None:
+    """A JSON list of token ids as receipts commit to them, u32 little-endian; None for anything else."""
+    if type(value) is not list or not all(type(token) is int and 0 <= token < 1 << 32 for token in value):
+        return None
+    return struct.pack(f"<{len(value)}I", *value)
 
 
 def prompts_asked(request: Mapping[str, object]) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 
 from client_sdk.answer_checks import commitment
-from client_sdk.answer_content import AnswerContent, JsonReader
+from client_sdk.answer_content import AnswerContent, JsonReader, packed_tokens
 from client_sdk.checks import CheckLog
 from client_sdk.errors import Rejection
 from client_sdk.wire import names
@@ -61,19 +60,13 @@ def verify_tokens(
         log.reject("prompt text", _CODE, "neither text nor messages")
     if type(text) is str:  # the text of rendered messages is the template's, and not told
         commitment(log, "prompt text", _CODE, salt, (names.LABEL_PROMPT_TEXT, _utf8(text), claims.prompt.text))
-    packed = _packed(tokens)
+    packed = packed_tokens(tokens)
     if packed is None:
         log.reject("prompt tokens", _CODE, "the tokens are no list of token ids")
     log.equal("number of tokens", _CODE, expected=claims.prompt.count, actual=len(packed) // 4)
     commitment(log, "prompt tokens", _CODE, salt, (names.LABEL_PROMPT_TOKENS, packed, claims.prompt.tokens))
     stated = (claims.execution or {}).get(_EXECUTION_CONTEXT)
     log.equal("context length", _CODE, expected=stated, actual=answer["max_model_len"])
-
-
-def _packed(tokens: object) -> bytes | None:
-    if type(tokens) is not list or not all(type(token) is int and 0 <= token < 1 << 32 for token in tokens):
-        return None
-    return struct.pack(f"<{len(tokens)}I", *tokens)
 
 
 def _utf8(text: str) -> bytes:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping, Sequence
 
 from client_sdk.answer_checks import commitment
-from client_sdk.answer_content import load_request
+from client_sdk.answer_content import load_request, packed_tokens
 from client_sdk.checks import CheckLog
 from client_sdk.embedding_content import EmbeddingContent, numbers_of, read_embeddings
 from client_sdk.errors import Rejection
@@ -71,23 +70,13 @@ def _inputs(log: CheckLog, sent: object, claims: ReceiptClaims, salt: bytes | No
         except ValueError:
             log.reject("inputs", code, "an input has no UTF-8 form")
     else:
-        packed = [_packed(item) for item in inputs]
+        packed = [packed_tokens(item) for item in inputs]
         ids = [item for item in packed if item is not None]
         log.require(len(ids) == len(inputs), "inputs", code, "the inputs are neither texts nor lists of token ids")
         log.equal("number of tokens", code, expected=sum(map(len, ids)) // 4, actual=claims.prompt.count)
         label, committed = names.LABEL_PROMPT_TOKENS, claims.prompt.tokens
         opened = ids[0] if len(ids) == 1 else cbor.encode(ids)
     commitment(log, "inputs as sent", code, salt, (label, opened, committed))
-
-
-def _packed(item: object) -> bytes | None:
-    """Token ids as u32 little-endian."""
-    if type(item) is not list or not all(type(token) is int for token in item):
-        return None
-    try:
-        return struct.pack(f"<{len(item)}I", *item)
-    except struct.error:
-        return None
 
 
 def _output(
