@@ -7,13 +7,18 @@ import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from appliance.addresses import TcpAddress, parse_address
+from appliance.attestation import amd_kds, snp
 from appliance.attestation import attester as attesters
-from appliance.attestation import snp
+from appliance.attestation.endorsing import EndorsedAttester, EndorsementKeeper
+from appliance.vsock.connect_proxy import ConnectProxy
+from appliance.vsock.fetch import Fetcher
 from client_sdk import Appliance, AsyncAppliance, Policy, Rejection, UndecidedError, VerificationError
 from client_sdk.checks import CheckLog
 from client_sdk.tee import families
@@ -24,7 +29,9 @@ from client_sdk.tee.snp.policy import parse_policy
 from client_sdk.tee.x509 import parse_certificates
 from tests.e2e.glass import GlassAppliance
 from tests.e2e.programs import MODEL
-from tests.simulators import amd, tsm
+from tests.integration.vsock.conftest import StartForwarder
+from tests.integration.vsock.conftest import forward as forward
+from tests.simulators import amd, kds, tsm
 
 pytestmark = [pytest.mark.model, pytest.mark.skipif(not tsm.usable(), reason="no /dev/fuse or no fusermount3 here")]
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
@@ -138,6 +145,45 @@ def test_without_its_certificate_there_is_no_verdict(appliance: GlassAppliance, 
             client.chat(QUESTION, model=MODEL, max_tokens=4)
     finally:
         guest.with_certificate = True
+
+
+def test_what_the_host_withholds_comes_through_a_relay_nobody_trusts(
+    appliance: GlassAppliance,
+    guest: Guest,
+    policy: Policy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forward: StartForwarder,
+) -> None:
+    """The host hands over no certificate, only bytes to and from AMD: a client with nothing of its own accepts.
+
+    `appliance` stands for the roots that this guest's chain leads to.
+    """
+    (tmp_path / "tsm").mkdir()
+    monkeypatch.setattr(guest, "with_certificate", False)
+    with kds.running(tmp_path) as amd_service, tsm.mounted(tsm.Machine(make=guest.make), tmp_path / "tsm") as root:
+        report = abi.parse_report(guest.report.sign(guest.chip.key))
+        ask_and_ark = (guest.chip.authority.der(name) for name in ("ASK", "ARK"))
+        amd_service.documents[abi.vcek_path(report, "Milan").partition("?")[0]] = guest.chip.certificate
+        amd_service.documents[abi.chain_path("Milan")] = "".join(map(ssl.DER_cert_to_PEM_cert, ask_and_ark)).encode()
+        relay = f"unix:{tmp_path}/relay"
+        forward(relay, ConnectProxy([TcpAddress(host="localhost", port=amd_service.port)]).reach)
+        fetcher = Fetcher(proxy=parse_address(relay), tls=amd_service.tls)
+        lacking = partial(amd_kds.lacking, bring=fetcher.get, service=amd_service.url)
+        family = attesters.Family(
+            missing=lambda _config: None,
+            create=lambda config, random_bytes: EndorsedAttester(
+                snp.create(config, random_bytes, root=root), lacking, EndorsementKeeper(monotonic=time.monotonic)
+            ),
+        )
+        monkeypatch.setitem(attesters.ATTESTERS, "sev-snp", family)
+        with GlassAppliance(MODEL, overrides={"attestation": {"attester": "sev-snp"}}) as running:
+            fetched = list(amd_service.asked)
+            with Appliance(running.url, policy=demanding(policy)) as client:
+                answer = client.chat(QUESTION, model=MODEL, temperature=0, max_tokens=4)
+        assert answer.receipt.claims.mode == "production"
+        assert len(fetched) == 2, "before anything listened"
+        assert amd_service.asked == fetched, "and not again"
 
 
 def test_amd_s_own_roots_refuse_this_guest(
