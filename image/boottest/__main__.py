@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ _ENVIRON = dict(os.environ)  # noqa: TID251 - composition root
 _BOOT_LIMIT_S: Final = 600.0
 _END_LIMIT_S: Final = 60.0
 _REQUEST_LIMIT_S: Final = 300.0
+_EXIT_TERMINATED: Final = 143
 _TRIES: Final = 3
 _MOMENT = re.compile(r"appliance: ((?:initrd|init|service|ready) after [0-9.]+ s[^\r\n]*)")
 
@@ -191,6 +193,7 @@ def main(arguments: list[str]) -> int:
         model=options.model,
         environ=_ENVIRON,
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_EXIT_TERMINATED))  # so that no machine is left running
     try:
         return min(1, run(held, options.tools.resolve(), chosen))
     except (BootTestError, BuildError, MeasureError, SdkError) as error:
