@@ -173,7 +173,7 @@ async def test_a_proxy_that_does_not_answer_is_given_up(tmp_path: Path, site: Si
     silent = Peer(lambda sock: sock.recv(1 << 16) and sock.recv(1), tmp_path / "silent")
     with silent, pytest.raises(FetchFailed, match=r"within 0\.3 s"):
         await Fetcher(proxy=parse_address(silent.address), tls=site.tls, timeout_s=0.3).get(site.url("/"))
-    other = Peer(lambda sock: sock.sendall(b"SSH-2.0-x\r\n\r\n"), tmp_path / "other")
+    other = Peer(lambda sock: sock.recv(1 << 16) and sock.sendall(b"SSH-2.0-x\r\n\r\n"), tmp_path / "other")
     with other, pytest.raises(FetchFailed, match="the proxy"):
         await Fetcher(proxy=parse_address(other.address), tls=site.tls, timeout_s=3.0).get(site.url("/"))
     with pytest.raises(FetchFailed, match="cannot connect to unix:"):
