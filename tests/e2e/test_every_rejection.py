@@ -29,6 +29,7 @@ RUBBISH = "tests/e2e/test_tampered_receipts.py::test_no_receipt_two_receipts_and
 STREAMS = "tests/e2e/test_tampered_streams.py::test_blocks_changed"
 RELAYS = "tests/e2e/test_relays_and_impostors.py"
 HEADERS = "tests/e2e/test_tampered_receipts.py::test_headers_that_change_the_meaning"
+REDIRECTS = "tests/e2e/test_tampered_receipts.py::test_b056_no_redirect_is_followed_wherever_it_leads"
 SNP = "tests/e2e/test_sev_snp.py"
 TPM2 = "tests/e2e/test_tpm2.py"
 TEE = "tests/unit/client_sdk/tee"
@@ -81,7 +82,7 @@ REACHED: dict[Rejection, tuple[str, ...]] = {
     ),
     R.EVIDENCE_BINDING: (VERIFIER,),
     R.TLS_KEY_MISMATCH: (VERIFIER, f"{RELAYS}::test_a_relay_with_a_certificate_of_its_own"),
-    R.BINDER_MISMATCH: (VERIFIER, f"{RELAYS}::test_a_relay_that_owns_the_tls_key"),
+    R.BINDER_MISMATCH: (VERIFIER, f"{RELAYS}::test_b040_a_relay_that_owns_the_tls_key"),
     R.BINDER_MISSING: (VERIFIER,),
     R.CLAIMS_MISMATCH: (VERIFIER,),
     R.UNSOLICITED_BYTES: (
@@ -89,7 +90,7 @@ REACHED: dict[Rejection, tuple[str, ...]] = {
         "tests/integration/channel/test_channel_backends.py::test_bytes_between_two_requests_are_a_rejection",
     ),
     R.CONTENT_ENCODING: (HEADERS,),
-    R.REDIRECT: (HEADERS,),
+    R.REDIRECT: (REDIRECTS,),
     R.FOREIGN_ORIGIN: (f"{RELAYS}::test_only_the_appliance_is_spoken_to",),
     R.NONCE_MISMATCH: (VERIFIER, "tests/e2e/test_command_line.py::test_the_channel_as_the_holder_tells_it"),
     R.CONTINUATION_REFUSED: (f"{TRANSPORT}::test_a_continued_answer_that_nobody_asked_for_is_rejected",),

@@ -96,6 +96,30 @@ async def refusal(engine: SupervisedEngine, wanted: GenerationJob) -> BadRequest
     return caught.value
 
 
+IN_A_FRESH_INTERPRETER = """
+import asyncio, sys
+from pathlib import Path
+from tests.integration.test_engine_llama import SupervisedEngine, answer, job, settings_for
+
+async def main():
+    engine = SupervisedEngine(settings_for(Path(sys.argv[1])))
+    await engine.start(lambda phase, fraction: None)
+    assert (await answer(engine.generate(job("Hello")))).text
+    await engine.stop(5.0)
+
+asyncio.run(main())
+assert "llama_cpp" not in sys.modules
+print("without it")
+"""
+
+
+def test_the_serving_process_loads_no_llama_cpp(smollm2: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_FRESH_INTERPRETER, str(smollm2)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "without it\n"), done.stderr
+
+
 async def test_identity_and_greedy_answer(engine: SupervisedEngine, smollm2: Path) -> None:
     assert engine.ready
     assert engine.model.weights == ((SIZE, SHA256),)
@@ -106,7 +130,6 @@ async def test_identity_and_greedy_answer(engine: SupervisedEngine, smollm2: Pat
     )
     names = [name for name, _ in engine.info.libraries]
     assert {"libllama", "libggml-base", "libggml-cpu", "libggml"} == {name.split(".")[0] for name in names}
-    assert "llama_cpp" not in sys.modules
     first, second = [await answer(engine.generate(job("What is the capital of France?"))) for _ in range(2)]
     assert first == second
     assert first.ready.execution["template-date"] == "2026-12-01"

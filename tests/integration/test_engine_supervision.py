@@ -156,6 +156,7 @@ async def test_b159_five_loads_and_unloads_leave_nothing_behind(smollm2: Path) -
     """Neither memory nor files nor processes, and an answer in progress is told that its model goes."""
     resident: list[int] = []
     files: list[int] = []
+    before = _sealed_copies()  # of engines that other tests have not left yet
     for number in range(5):
         engine = SupervisedEngine(settings_for(smollm2))
         await engine.start(lambda phase, fraction: None)
@@ -170,10 +171,9 @@ async def test_b159_five_loads_and_unloads_leave_nothing_behind(smollm2: Path) -
         assert caught.value.code == "shutting_down"
         assert not _alive(pid)
         assert not engine.ready
-        held = [os.readlink(link) for link in _own_files()]
-        assert not any("memfd" in name for name in held), "the sealed copy of the model"
+        assert not _sealed_copies() - before, "the sealed copy of the model"
         assert "memfd" not in Path("/proc/self/maps").read_text()
-        files.append(len(held))
+        files.append(len(_own_files()))
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         resident.append(int(status["VmRSS"].split()[0]))
     assert files == files[:1] * 5
@@ -212,6 +212,11 @@ async def test_the_worker_dies_with_its_supervisor(smollm2: Path) -> None:
     async with asyncio.timeout(5):
         while _alive(pid):
             await asyncio.sleep(0.01)
+
+
+def _sealed_copies() -> set[int]:
+    """Inode numbers of this process's memory files."""
+    return {link.stat().st_ino for link in _own_files() if "memfd" in os.readlink(link)}
 
 
 def _own_files() -> list[Path]:
