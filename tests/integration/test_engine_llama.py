@@ -114,9 +114,8 @@ print("without it")
 
 
 def test_the_serving_process_loads_no_llama_cpp(smollm2: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_FRESH_INTERPRETER, str(smollm2)], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", IN_A_FRESH_INTERPRETER, str(smollm2)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert (done.returncode, done.stdout) == (0, "without it\n"), done.stderr
 
 
