@@ -8,7 +8,6 @@ the build, so the test visits both sides of those borders as far as the context 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from appliance.engine.batch import Exactness, Segment
 from appliance.engine.llama_cpp.runtime import LlamaRuntime
@@ -32,34 +31,37 @@ def measure_exactness(runtime: LlamaRuntime) -> Exactness:
 
 def measure_row_cost(runtime: LlamaRuntime) -> float:
     """What one row more adds to an evaluation, in evaluations of one row; leaves the context empty."""
-    one, many = 1, min(ROWS, runtime.options.n_batch)
-    if many == one:
+    many = min(ROWS, runtime.options.n_batch)
+    if many == 1:
         return 1.0
-    clock = _clock(runtime)
-    best = {one: float("inf"), many: float("inf")}
-    for rows in (one, many) * 6:  # in turns, so that what disturbs the one disturbs the other
-        start = clock()
-        runtime.decode([Segment(sequence=0, position=0, tokens=[1] * rows, outputs=rows)])
-        best[rows] = min(best[rows], clock() - start)
-        runtime.forget(0)
-    return max(0.0, (best[many] / best[one] - 1) / (many - 1))
+    one_row, many_rows = _least_seconds((runtime, 1), (runtime, many))
+    return max(0.0, (many_rows / one_row - 1) / (many - 1))
 
 
 def measure_draft_cost(runtime: LlamaRuntime, draft: LlamaRuntime) -> float:
     """What evaluating one row with the draft model takes, in evaluations of one row; leaves both contexts empty."""
-    clock = _clock(runtime)
-    best = {id(runtime): float("inf"), id(draft): float("inf")}
-    for model in (runtime, draft) * 6:  # in turns, so that what disturbs the one disturbs the other
-        start = clock()
-        model.decode([Segment(sequence=0, position=0, tokens=[1], outputs=1)])
-        best[id(model)] = min(best[id(model)], clock() - start)
-        model.forget(0)
-    return best[id(draft)] / best[id(runtime)]
+    target_s, draft_s = _least_seconds((runtime, 1), (draft, 1))
+    return draft_s / target_s
 
 
-def _clock(runtime: LlamaRuntime) -> Callable[[], float]:
-    """Seconds. One thread's own time does not count what others do on its core; several threads wait for each other."""
-    return time.thread_time if runtime.threads == 1 else time.perf_counter
+def _least_seconds(*evaluations: tuple[LlamaRuntime, int]) -> list[float]:
+    """The least that evaluating so many rows took, of six times each, in turns: what disturbs one disturbs the other.
+
+    One thread's own time does not count what others do on its core; several threads wait for each other. A clock
+    that counts ticks, as User Mode Linux has for threads, stands still for an evaluation: then it is not used.
+    """
+    own: list[list[float]] = [[] for _ in evaluations]
+    wall: list[list[float]] = [[] for _ in evaluations]
+    for _ in range(6):
+        for index, (runtime, rows) in enumerate(evaluations):
+            own_start, start = time.thread_time(), time.perf_counter()
+            runtime.decode([Segment(sequence=0, position=0, tokens=[1] * rows, outputs=rows)])
+            wall[index].append(time.perf_counter() - start)
+            own[index].append(time.thread_time() - own_start)
+            runtime.forget(0)
+    alone = all(runtime.threads == 1 for runtime, _ in evaluations)
+    counted = own if alone and min(map(min, own)) > 0 else wall
+    return [min(times) for times in counted]
 
 
 class _SelfTest:

@@ -1,0 +1,33 @@
+"""What is measured on the loaded model, on machines whose clocks are not like this one's."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from appliance.engine.llama_cpp.runtime import LlamaRuntime, RuntimeOptions
+from appliance.engine.llama_cpp.selftest import measure_draft_cost, measure_row_cost
+
+pytestmark = pytest.mark.model
+
+
+@pytest.mark.parametrize("tick_s", [None, 0.004, 3600.0])
+def test_costs_are_measured_by_a_clock_that_moves(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch, tick_s: float | None
+) -> None:
+    """User Mode Linux counts a thread's time in ticks: an evaluation may take none."""
+    fd = os.open(smollm2, os.O_RDONLY)
+    runtime = LlamaRuntime(
+        RuntimeOptions(fd=fd, kv_tokens=256, n_batch=63, n_sequences=1, threads=1), progress=lambda _: None
+    )
+    os.close(fd)
+    exact = time.thread_time
+    if tick_s is not None:
+        monkeypatch.setattr(time, "thread_time", lambda: math.floor(exact() / tick_s) * tick_s)
+    for cost in (measure_row_cost(runtime), measure_draft_cost(runtime, runtime)):
+        assert math.isfinite(cost)
+        assert cost >= 0.0
