@@ -21,6 +21,7 @@ from image.init import cmdline, service
 ATTESTERS: Final = ("auto", "tpm2")
 """One unified kernel image for each: who attests is in its measured command line."""
 _HERE: Final = Path(__file__).parent
+_NATIVE: Final = "native/llama_cpp"
 _GROUPS: Final = ("tools", "root", "kernel", "wheels", "build")
 
 
@@ -58,7 +59,7 @@ def build(lock: Lock, job: Job) -> None:
     tools = lock.group("tools")
     chroot = chroots.prepare(tools, tools=job.tools, source_date_epoch=lock.source_date_epoch)
     step("compiled packages")
-    wheels = compiled.compile_wheels(chroot, tools, lock.group("build"), keep=job.tools, say=job.say)
+    wheels = compiled.compile_wheels(chroot, (tools, lock.group("build")), native(job), keep=job.tools, say=job.say)
     step("root file system")
     _root(lock, job, chroot, sorted(wheels.glob("*.whl")), work)
     step("root disk")
@@ -74,6 +75,12 @@ def build(lock: Lock, job: Job) -> None:
     shutil.rmtree(job.out, ignore_errors=True)
     work.rename(job.out)
     step(f"done: {job.out}")
+
+
+def native(job: Job) -> dict[str, bytes]:
+    """What the project adds to llama.cpp, as it is in the commit, by file name. Raises BuildError."""
+    paths = [f"{_NATIVE}/{name}" for name in compiled.NATIVE_FILES]
+    return {Path(path).name: content for path, content in tree.committed(job.project, job.commit, paths).items()}
 
 
 def _root(lock: Lock, job: Job, chroot: Chroot, compiled_wheels: Sequence[Path], work: Path) -> None:

@@ -1,7 +1,8 @@
 """Compile, in the chroot, the Python packages that come as source, llama.cpp among them for one kind of processor.
 
 llama.cpp chooses no variant at run time: variants give other bits, so the same prompt would get another answer
-on another machine. This build needs x86-64-v3 (AVX2, FMA, F16C, BMI2); the image's init refuses less.
+on another machine. This build needs x86-64-v3 (AVX2, FMA, F16C, BMI2); the image's init refuses less. The project's
+own products of rows (native/llama_cpp, docs/adr/0009) are linked in: faster, and the same bits.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import hashlib
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+from zipfile import BadZipFile, ZipFile
 
 from image.build.chroot import Chroot
 from image.build.errors import BuildError
 from image.build.lock import Input, digest
 
+_WORK: Final = "/build"
+_NATIVE: Final = f"{_WORK}/native"
 # llamafile's kernels are off as in every build of the project: more batch shapes then give bit-equal results.
 LLAMA_FLAGS: Final = (
     "-DLLAVA_BUILD=OFF",
@@ -30,27 +34,48 @@ LLAMA_FLAGS: Final = (
     "-DGGML_F16C=ON",
     "-DGGML_FMA=ON",
     "-DGGML_SSE42=ON",
+    f"-DCMAKE_PROJECT_ggml_INCLUDE={_NATIVE}/rows.cmake",
 )
+NATIVE_FILES: Final = ("rows.cmake", "rows.cpp")
+"""Of native/llama_cpp in the project: what CMake includes, and what that adds to ggml's library."""
+_LIBRARY: Final = "libggml-cpu.so"
+_ROWS_SYMBOL: Final = b"\x00attested_rows_bits\x00"  # as its name stands in the table of dynamic symbols
 _RECIPE: Final = b"1"
-_WORK: Final = "/build"
 # Without FAPI, which is not used and would bring curl and JSON libraries: its description is kept out of sight.
 _TSS: Final = ("tss2-esys", "tss2-mu", "tss2-rc", "tss2-sys", "tss2-tctildr")
 
 
-def compile_wheels(
-    chroot: Chroot, tools: Sequence[Input], inputs: Sequence[Input], *, keep: Path, say: Callable[[str], None]
-) -> Path:
-    """A folder with the wheels, made now or kept from before under the digest of all that goes into them."""
+def folder_name(tools: Sequence[Input], inputs: Sequence[Input], native: Mapping[str, bytes]) -> str:
+    """Of what is compiled, by all that goes into it: packages, wheels, flags, and each of `native`'s bytes."""
     recipe = "\n".join((*LLAMA_FLAGS, *_TSS)).encode() + _RECIPE
-    name = hashlib.sha256(digest(tools) + digest(inputs) + recipe).hexdigest()[:16]
-    done = keep / f"compiled-{name}"
+    own = b"".join(hashlib.sha256(content).digest() for _, content in sorted(native.items()))
+    return f"compiled-{hashlib.sha256(digest(tools) + digest(inputs) + own + recipe).hexdigest()[:16]}"
+
+
+def compile_wheels(
+    chroot: Chroot,
+    locked: tuple[Sequence[Input], Sequence[Input]],
+    native: Mapping[str, bytes],
+    *,
+    keep: Path,
+    say: Callable[[str], None],
+) -> Path:
+    """A folder with the wheels, made now or kept from before under the digest of all that goes into them.
+
+    `locked` are the chroot's packages and what is compiled with its build's wheels; `native` has the content of each of
+    NATIVE_FILES. Raises BuildError, also where llama.cpp came out without them.
+    """
+    tools, inputs = locked
+    done = keep / folder_name(tools, inputs, native)
     if done.is_dir():
         return done
     say("Compiling llama.cpp (5 to 15 minutes on two cores; kept afterwards)")
     work = chroot.root / _WORK.lstrip("/")
     shutil.rmtree(work, ignore_errors=True)
-    for part in ("wheels", "out", "pkgconfig"):
+    for part in ("wheels", "out", "pkgconfig", "native"):
         (work / part).mkdir(parents=True)
+    for file in NATIVE_FILES:
+        (work / "native" / file).write_bytes(native[file])
     for one in inputs:
         if one.kind == "wheel":
             shutil.copyfile(one.cached(), work / "wheels" / one.file)
@@ -60,12 +85,28 @@ def compile_wheels(
     for one in inputs:
         if one.kind == "sdist":
             _build(chroot, one, work, [*pip, "wheel", "-q", "--no-index", "--no-deps", "--no-build-isolation"])
+    check_rows(sorted((work / "out").glob("*.whl")))
     partial = done.with_name(f".{done.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(work / "out", partial)
     partial.rename(done)
     shutil.rmtree(work)
     return done
+
+
+def check_rows(wheels: Sequence[Path]) -> None:
+    """Raises BuildError unless llama.cpp among the wheels exports, in every copy, what native/llama_cpp adds to it."""
+    libraries = {}
+    try:
+        for wheel in wheels:
+            with ZipFile(wheel) as archive:
+                names = [name for name in archive.namelist() if name.rsplit("/", 1)[-1].startswith(_LIBRARY)]
+                libraries.update({name: archive.read(name) for name in names})
+    except (BadZipFile, OSError) as error:
+        raise BuildError(f"a compiled wheel cannot be read: {error}") from error
+    without = sorted(name for name, content in libraries.items() if _ROWS_SYMBOL not in content)
+    if without or not libraries:
+        raise BuildError(f"the products of native/llama_cpp are not in {', '.join(without) or _LIBRARY}")
 
 
 def _build(chroot: Chroot, one: Input, work: Path, pip: Sequence[str]) -> None:

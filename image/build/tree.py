@@ -103,6 +103,7 @@ _LEFT_OUT_OF_SITE: Final = (
 )
 
 
+_ROWS_BITS: Final = "256"
 _SOURCES: Final = frozenset({".c", ".h", ".pxd", ".pyi", ".pyx"})
 _NUMPY_TESTS = re.compile(r"/numpy/_core/_(simd|\w+_tests)\.[^/]+\.so$")
 
@@ -159,7 +160,13 @@ def make(parts: Parts, tree: Path, chroot: Chroot) -> None:
 def _import_all(tree: Path, chroot: Chroot) -> None:
     """Start the image's own Python in the tree and import what runs. Raises BuildError naming what is missing."""
     code = f"import importlib\nfor name in {_RUN!r}: importlib.import_module(name)"
-    replace(chroot, root=tree, binds={}).run([str(INTERPRETER), "-I", "-B", "-c", code])
+    inside = replace(chroot, root=tree, binds={})
+    inside.run([str(INTERPRETER), "-I", "-B", "-c", code])
+    # The engine's library as it is after stripping, and for which vectors it was compiled: those of x86-64-v3.
+    code = f"import ctypes; print(ctypes.CDLL('{SITE}/llama_cpp/lib/libggml-cpu.so').attested_rows_bits())"
+    bits = inside.run([str(INTERPRETER), "-I", "-B", "-c", code]).decode().strip()
+    if bits != _ROWS_BITS:
+        raise BuildError(f"the products of native/llama_cpp are compiled for {bits} bits, not {_ROWS_BITS}")
 
 
 def _trim(tree: Path) -> None:
@@ -213,17 +220,24 @@ def _unzip(wheel: Path, site: Path) -> None:
 
 def _copy_project(parts: Parts, site: Path) -> None:
     """The project's code as it is committed: what lies around in a working tree has no place in an image."""
+    for name, content in committed(parts.project, parts.commit, (*_PROJECT, "image/__init__.py")).items():
+        target = site / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+
+
+def committed(project: Path, commit: str, paths: Sequence[str]) -> dict[str, bytes]:
+    """The files at or below these paths, as they are in a commit. Raises BuildError where it has none of a path."""
     options = ["-c", "safe.directory=*", "-c", "core.autocrlf=false"]
-    command: list[str | Path] = ["git", "-C", parts.project, *options, "archive", "--format=tar", parts.commit]
-    archive = run([*command, *_PROJECT, "image/__init__.py"], environ=environment(0))
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+    command: list[str | Path] = ["git", "-C", project, *options, "archive", "--format=tar", commit]
+    found = {}
+    with tarfile.open(fileobj=io.BytesIO(run([*command, *paths], environ=environment(0)))) as tar:
         for member in tar:
             if member.isfile():
                 file = tar.extractfile(member)
                 assert file is not None
-                target = site / member.name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(file.read())
+                found[member.name] = file.read()
+    return found
 
 
 def _finish(tree: Path, chroot: Chroot) -> None:

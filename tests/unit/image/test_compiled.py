@@ -1,0 +1,85 @@
+"""What is compiled for the image: what names it, and that the project's own products are in the engine's library."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from image.build import build, compiled, lock, tree
+from image.build.errors import BuildError
+
+PROJECT = Path(__file__).parents[3]
+NATIVE = {name: (PROJECT / "native/llama_cpp" / name).read_bytes() for name in compiled.NATIVE_FILES}
+EXPORTED = b"\x7fELF\x00ggml_cpu_init\x00attested_rows_bits\x00attested_rows_multiply\x00"
+
+
+def a_wheel(path: Path, **libraries: bytes) -> Path:
+    with ZipFile(path, "w") as archive:
+        archive.writestr("llama_cpp/__init__.py", b"")
+        for name, content in libraries.items():
+            archive.writestr(f"llama_cpp/lib/{name.replace('_so', '.so').replace('_cpu', '-cpu')}", content)
+    return path
+
+
+def test_another_byte_of_any_input_is_compiled_anew() -> None:
+    held = lock.load()
+    tools, inputs = held.group("tools"), held.group("build")
+    names = [compiled.folder_name(tools, inputs, NATIVE), compiled.folder_name(tools[1:], inputs, NATIVE)]
+    names.append(compiled.folder_name(tools, inputs[1:], NATIVE))
+    for name, content in NATIVE.items():
+        names.append(compiled.folder_name(tools, inputs, NATIVE | {name: content + b"\n"}))
+    # Bytes that move from one file to the other are another input, too.
+    swapped = dict(zip(NATIVE, reversed(list(NATIVE.values())), strict=True))
+    names.append(compiled.folder_name(tools, inputs, swapped))
+    assert len(set(names)) == len(names)
+    assert compiled.folder_name(tools, inputs, dict(reversed(NATIVE.items()))) == names[0]
+
+
+def test_cmake_is_told_where_the_chroot_has_the_file() -> None:
+    assert "-DCMAKE_PROJECT_ggml_INCLUDE=/build/native/rows.cmake" in compiled.LLAMA_FLAGS
+    # The file next to it is found by its folder, and is compiled from there.
+    assert b"${CMAKE_CURRENT_LIST_DIR}/rows.cpp" in NATIVE["rows.cmake"]
+
+
+def test_what_is_linked_in_is_what_is_committed(tmp_path: Path) -> None:
+    job = build.Job(
+        project=PROJECT,
+        commit="HEAD",
+        out=tmp_path,
+        tools=tmp_path,
+        store=tmp_path,
+        model="m",
+        environ={},
+        say=print,
+    )
+    paths = [f"native/llama_cpp/{name}" for name in compiled.NATIVE_FILES]
+    found = build.native(job)
+    assert set(found) == set(compiled.NATIVE_FILES)
+    assert list(found.values()) == [tree.committed(PROJECT, "HEAD", [path])[path] for path in paths]
+    with pytest.raises(BuildError, match="did not match any files"):
+        tree.committed(PROJECT, "HEAD", ["native/llama_cpp/absent.cpp"])
+    with pytest.raises(BuildError):
+        build.native(dataclasses.replace(job, commit="0" * 40))
+
+
+def test_a_library_without_the_products_is_refused_in_any_of_its_copies(tmp_path: Path) -> None:
+    compiled.check_rows([a_wheel(tmp_path / "good.whl", libggml_cpu_so=EXPORTED), a_wheel(tmp_path / "other.whl")])
+    bad = a_wheel(tmp_path / "bad.whl", libggml_cpu_so=EXPORTED, libggml_cpu_so_0=b"\x7fELF\x00ggml_cpu_init\x00")
+    with pytest.raises(BuildError, match=r"not in llama_cpp/lib/libggml-cpu\.so"):
+        compiled.check_rows([bad])
+    # A longer name is another symbol.
+    longer = a_wheel(tmp_path / "longer.whl", libggml_cpu_so=b"\x00attested_rows_bits_of\x00")
+    with pytest.raises(BuildError, match=r"not in llama_cpp/lib/libggml-cpu\.so"):
+        compiled.check_rows([longer])
+
+
+def test_wheels_without_the_library_and_files_that_are_no_wheels_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"not in libggml-cpu\.so"):
+        compiled.check_rows([a_wheel(tmp_path / "none.whl")])
+    (tmp_path / "cut.whl").write_bytes(os.urandom(64))
+    with pytest.raises(BuildError, match="cannot be read"):
+        compiled.check_rows([tmp_path / "cut.whl"])
