@@ -13,7 +13,6 @@ from image.init.errors import Stop
 
 STATE: Final = Path("/run/appliance")
 MODELS: Final = Path("/srv/models")
-_MEMORY: Final = ("MemTotal", "MemAvailable", "AnonPages", "Shmem", "SUnreclaim", "KernelStack", "PageTables", "Percpu")
 _NO_RENEWAL_S: Final = 86400.0
 
 
@@ -84,12 +83,7 @@ def run() -> str:
 
 
 def _memory() -> str:
-    """In use, and of that: of processes alone, in files in memory (the sealed model), of the kernel."""
-    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-    of = {name: machine.meminfo_bytes(meminfo, name) >> 20 for name in _MEMORY}
-    kernel = of["SUnreclaim"] + of["KernelStack"] + of["PageTables"] + of["Percpu"]
-    used = of["MemTotal"] - of["MemAvailable"]
-    return f"{used} MiB in use (processes {of['AnonPages']}, files in memory {of['Shmem']}, kernel {kernel})"
+    return machine.memory_in_use(Path("/proc/meminfo").read_text(encoding="ascii"))
 
 
 def main() -> None:

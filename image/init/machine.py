@@ -20,6 +20,7 @@ CPU_FLAGS: Final = ("avx", "avx2", "bmi2", "f16c", "fma", "sse4_2")
 """What llama.cpp of this image was compiled for, by its name in /proc/cpuinfo."""
 _SPARE_BYTES: Final = 384 << 20
 _CHUNK_BYTES: Final = 1 << 20
+_MEMORY: Final = ("MemTotal", "MemFree", "Buffers", "Cached", "SReclaimable", "AnonPages", "Shmem")
 _MOUNTS: Final = (
     ("tmpfs", "/run", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "mode=0755,size=16m"),
     ("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "mode=1777,size=64m"),  # noqa: S108
@@ -99,6 +100,22 @@ def meminfo_bytes(meminfo: str, name: str) -> int:
         if key == name:
             return int(rest.split()[0]) * 1024
     return 0
+
+
+def memory_in_use(meminfo: str) -> str:
+    """What is in use and cannot be had back, in words: all but free memory and what the kernel may drop at any time.
+
+    That is cached files and disks, less what is a file in memory alone (the sealed model), and reclaimable slabs
+    (proc_meminfo(5)). MemAvailable is something else: it takes off what the kernel keeps free for itself, and up to
+    half of all caches. The kernel's part is all that is neither a process's nor a file in memory.
+    """
+    of = {name: meminfo_bytes(meminfo, name) for name in _MEMORY}
+    droppable = of["Buffers"] + of["Cached"] - of["Shmem"] + of["SReclaimable"]
+    used = of["MemTotal"] - of["MemFree"] - droppable
+    kernel = used - of["AnonPages"] - of["Shmem"]
+    parts = (("processes", of["AnonPages"]), ("files in memory", of["Shmem"]), ("kernel", kernel))
+    named = ", ".join(f"{name} {value >> 20}" for name, value in parts)
+    return f"{used >> 20} of {of['MemTotal'] >> 20} MiB in use ({named}; caches {droppable >> 20} more)"
 
 
 def read_whole(path: Path, size: int, what: str) -> None:

@@ -261,6 +261,15 @@ def test_too_little_memory_is_refused_with_the_numbers() -> None:
         machine.check_memory(meminfo, 200 << 20)
 
 
+def test_memory_in_use_is_what_can_neither_be_dropped_nor_is_free() -> None:
+    kib = {"MemTotal": 2000, "MemFree": 1000, "MemAvailable": 900, "Buffers": 50, "Cached": 300, "SwapCached": 0}
+    kib |= {"AnonPages": 480, "Mapped": 80, "Shmem": 100, "SReclaimable": 20, "SUnreclaim": 15}
+    meminfo = "".join(f"{name}:{value * 1024:>12} kB\n" for name, value in kib.items())
+    # 2000 in all, 1000 free; 50 + (300 - 100) + 20 could be dropped.
+    said = "730 of 2000 MiB in use (processes 480, files in memory 100, kernel 150; caches 270 more)"
+    assert machine.memory_in_use(meminfo) == said
+
+
 def test_a_disk_that_ends_early_is_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "disk"
     path.write_bytes(bytes(5000))
