@@ -33,7 +33,7 @@ Make = Callable[[Material, Shape], Case]
 def _root_byte(material: Material, honest: Shape) -> Case:
     blocks = _blocks(material, "root")
     bad = with_byte_changed(material.disks[0], blocks * disks.BLOCK_BYTES // 2, material.work / "bad.img")
-    return _case("one byte of the root disk", _with_disk(honest, 0, bad), "data block ", "the root disk is corrupt")
+    return _case("one byte of the root disk", _with_disk(honest, 0, bad), "stopped: the root disk is corrupt")
 
 
 def _model_byte(material: Material, honest: Shape) -> Case:

@@ -55,7 +55,7 @@ def _commit(name: str) -> str:
     """The commit to build, by its digest; says so where the working tree has other code."""
     git = ["git", "-C", str(_PROJECT), "-c", "safe.directory=*"]
     found = run([*git, "rev-parse", "--verify", f"{name}^{{commit}}"], environ=_ENVIRON).decode().strip()
-    inside = ("appliance", "client_sdk", "image/init", "native/llama_cpp")
+    inside = ("appliance", "client_sdk", "image/build", "image/init", "native/llama_cpp")
     changed = run([*git, "status", "--porcelain", "--", *inside], environ=_ENVIRON)
     if changed:
         say("Changes that are not committed are not in the image")

@@ -20,8 +20,8 @@ from image.init import cmdline, service
 
 ATTESTERS: Final = ("auto", "tpm2")
 """One unified kernel image for each: who attests is in its measured command line."""
-_HERE: Final = Path(__file__).parent
 _NATIVE: Final = "native/llama_cpp"
+_OWN: Final = "image/build"
 _GROUPS: Final = ("tools", "root", "kernel", "wheels", "build")
 
 
@@ -67,7 +67,7 @@ def build(lock: Lock, job: Job) -> None:
     step("model disk")
     model = _model(lock, job, chroot, work)
     step("kernel, initrd, unified kernel images")
-    _boot(lock, chroot, (root, model), work)
+    _boot(lock, job, chroot, (root, model), work)
     step("reference values of the model, list of contents")
     _facts(job, chroot, work)
     sbom.write(lock, sorted(wheels.glob("*.whl")), work)
@@ -83,8 +83,14 @@ def native(job: Job) -> dict[str, bytes]:
     return {Path(path).name: content for path, content in tree.committed(job.project, job.commit, paths).items()}
 
 
+def own_file(job: Job, name: str) -> bytes:
+    """A file beside this one that becomes part of the image, as it is in the commit. Raises BuildError."""
+    path = f"{_OWN}/{name}"
+    return tree.committed(job.project, job.commit, [path])[path]
+
+
 def _root(lock: Lock, job: Job, chroot: Chroot, compiled_wheels: Sequence[Path], work: Path) -> None:
-    config = (_HERE / "appliance.toml").read_bytes()
+    config = own_file(job, "appliance.toml")
     (work / "appliance.toml").write_bytes(config)
     wheels = [one.cached() for one in contents.wheels(lock)]
     licences = {f"usr/share/doc/{one.name}/copyright": sbom.copyright_file(one) for one in sbom.booted(lock)}
@@ -124,13 +130,13 @@ def _model(lock: Lock, job: Job, chroot: Chroot, work: Path) -> disks.Disk:
     return disk
 
 
-def _boot(lock: Lock, chroot: Chroot, found: tuple[disks.Disk, disks.Disk], work: Path) -> None:
+def _boot(lock: Lock, job: Job, chroot: Chroot, found: tuple[disks.Disk, disks.Disk], work: Path) -> None:
     (kernel_deb,) = lock.group("kernel")
     kernel = work / "kernel"
     release = initrd.unpack_kernel(kernel_deb, kernel)
     shutil.copyfile(kernel / "boot" / f"vmlinuz-{release}", work / "vmlinuz")
     for name, script in (("initrd", "init.sh"), ("firmware-log-initrd", "firmware_log.sh")):
-        text = (_HERE / script).read_text(encoding="utf-8")
+        text = own_file(job, script).decode()
         text = text.replace("@ROOT_UUID@", disks.ROOT_UUID.replace("-", ""))
         text = text.replace("@MODEL_UUID@", disks.MODEL_UUID.replace("-", ""))
         content = initrd.make(chroot, kernel, release, text.encode())

@@ -71,6 +71,10 @@ open_disk() { # NAME UUID HASH BLOCKS WHAT-ON-CORRUPTION
   busybox mkdir -p /dev/mapper # there is no udev to do it
   busybox ln -sf "/dev/dm-$(dmsetup info -c --noheadings -o minor "$1")" "/dev/mapper/$1"
 }
+# Read whole before anything of it runs: a changed byte is then one line. One changed later ends the machine at once.
+open_disk root @ROOT_UUID@ "$root_hash" "$root_blocks" ""
+busybox dd if=/dev/mapper/root of=/dev/null bs=1M 2>/dev/null || stop "the root disk is corrupt"
+dmsetup remove --noudevsync --noudevrules root || stop "the root disk cannot be opened again"
 open_disk root @ROOT_UUID@ "$root_hash" "$root_blocks" "1 panic_on_corruption"
 open_disk model @MODEL_UUID@ "$model_hash" "$model_blocks" ""
 busybox mount -t erofs -o ro,nodev,nosuid /dev/mapper/root /root || stop "the root disk cannot be mounted: corrupt"

@@ -26,11 +26,13 @@ def uptime_s() -> str:
     return Path("/proc/uptime").read_text(encoding="ascii").split()[0]
 
 
-def prepare_disks(options: cmdline.Options) -> int:
-    """Read both disks whole, so that verity has checked every byte; returns the bytes of the models. Raises Stop."""
-    for name, blocks in (("root", options.root_blocks), ("model", options.model_blocks)):
-        if blocks is not None:
-            machine.read_whole(Path("/dev/mapper") / name, blocks * disks.BLOCK_BYTES, name)
+def prepare_model(options: cmdline.Options) -> int:
+    """Read the model disk whole, so that verity has checked every byte; returns the bytes of the models. Raises Stop.
+
+    The root disk was read whole before any of it ran, by the initrd.
+    """
+    if options.model_blocks is not None:
+        machine.read_whole(Path("/dev/mapper/model"), options.model_blocks * disks.BLOCK_BYTES, "model")
     return sum(path.stat().st_size for path in MODELS.rglob("*") if path.is_file())
 
 
@@ -57,7 +59,7 @@ def run() -> str:
     machine.prepare()
     options = cmdline.parse(Path("/proc/cmdline").read_text(encoding="utf-8", errors="replace"))
     machine.check_processor(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
-    model_bytes = prepare_disks(options)
+    model_bytes = prepare_model(options)
     machine.check_memory(Path("/proc/meminfo").read_text(encoding="ascii"), model_bytes)
     chosen = operator_settings()
     write_keys(chosen)

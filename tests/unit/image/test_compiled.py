@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -45,17 +46,35 @@ def test_cmake_is_told_where_the_chroot_has_the_file() -> None:
     assert b"${CMAKE_CURRENT_LIST_DIR}/rows.cpp" in NATIVE["rows.cmake"]
 
 
-def test_what_is_linked_in_is_what_is_committed(tmp_path: Path) -> None:
-    job = build.Job(
-        project=PROJECT,
-        commit="HEAD",
-        out=tmp_path,
-        tools=tmp_path,
-        store=tmp_path,
+def a_job(project: Path, commit: str = "HEAD") -> build.Job:
+    return build.Job(
+        project=project,
+        commit=commit,
+        out=project,
+        tools=project,
+        store=project,
         model="m",
         environ={},
         say=print,
     )
+
+
+def test_b178_what_lies_in_the_working_tree_is_not_in_the_image(tmp_path: Path) -> None:
+    """B178: configuration and initrd of a commit are that commit's, whatever was edited since."""
+    (tmp_path / "image/build").mkdir(parents=True)
+    script = tmp_path / "image/build/init.sh"
+    script.write_bytes(b"committed\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for command in (["init", "-q"], ["add", "image"], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *command], check=True)
+    script.write_bytes(b"edited\n")
+    assert build.own_file(a_job(tmp_path), "init.sh") == b"committed\n"
+    for name in ("init.sh", "firmware_log.sh", "appliance.toml"):
+        assert build.own_file(a_job(PROJECT), name)
+
+
+def test_what_is_linked_in_is_what_is_committed() -> None:
+    job = a_job(PROJECT)
     paths = [f"native/llama_cpp/{name}" for name in compiled.NATIVE_FILES]
     found = build.native(job)
     assert set(found) == set(compiled.NATIVE_FILES)
