@@ -19,12 +19,13 @@ _EXTRA: Final = "io.systemd.stub.kernel-cmdline-extra="
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """`expect` are texts of which one must be on the console before anything listens, or CLIENT: it boots, but a client
-    that has the policy refuses its measurement.
+    that has the policy refuses its measurement. `by_service`: the service itself stops, not what comes before it.
     """
 
     name: str
     shape: Shape
     expect: tuple[str, ...]
+    by_service: bool = False
 
 
 Make = Callable[[Material, Shape], Case]
@@ -61,6 +62,21 @@ def _no_model(_material: Material, honest: Shape) -> Case:
     return _case("no model disk", shape, "stopped: no disk is the model disk")
 
 
+def _truncated_root(material: Material, honest: Shape) -> Case:
+    bad = cut_short(material.disks[0], 4096, material.work / "bad.img")
+    return _case("a truncated root disk", _with_disk(honest, 0, bad), "stopped: the root disk is truncated")
+
+
+def _no_root(_material: Material, honest: Shape) -> Case:
+    return _case("no root disk", replace(honest, disks=honest.disks[1:]), "stopped: no disk is the root disk")
+
+
+def _no_settings(_material: Material, honest: Shape) -> Case:
+    return _case(
+        "no operator's disk", replace(honest, disks=honest.disks[:2]), "stopped: no disk holds operator settings"
+    )
+
+
 def _other_model(material: Material, honest: Shape) -> Case:
     """The disk as whole and genuine as can be, but not the one that the measured command line names."""
     other = material.work / "bad.img"
@@ -74,6 +90,11 @@ def _other_model(material: Material, honest: Shape) -> Case:
 def _wrong_hash(material: Material, honest: Shape) -> Case:
     shape = replace(honest, boot=material.work / "boot-wrong-hash.img")
     return _case("a command line with another hash of the model", shape, "stopped: the model disk ")
+
+
+def _wrong_root_hash(material: Material, honest: Shape) -> Case:
+    shape = replace(honest, boot=material.work / "boot-wrong-root.img")
+    return _case("a command line with another hash of the root", shape, "stopped: the root disk is corrupt")
 
 
 def _other_command_line(material: Material, honest: Shape) -> Case:
@@ -106,6 +127,14 @@ def _little_memory(_material: Material, honest: Shape) -> Case:
     return _case("too little memory", replace(honest, memory_mib=400), "stopped: too little memory")
 
 
+def _memory_without_cells(_material: Material, honest: Shape) -> Case:
+    """What the engine will allocate for a model the first process cannot know; the engine looks before it does."""
+    name = "memory for the model, but not for its context"
+    return Case(
+        name=name, shape=replace(honest, memory_mib=640), expect=("stopped: not enough memory",), by_service=True
+    )
+
+
 def _old_processor(_material: Material, honest: Shape) -> Case:
     return _case("a processor without AVX2", replace(honest, cpu_model="Nehalem"), "stopped: the processor lacks avx")
 
@@ -116,13 +145,18 @@ CASES: Final[Mapping[str, Make]] = {
     "tree-byte": _tree_byte,
     "other-tree": _other_model,
     "wrong-hash": _wrong_hash,
+    "wrong-root-hash": _wrong_root_hash,
     "truncated": _truncated,
+    "truncated-root": _truncated_root,
     "no-model": _no_model,
+    "no-root": _no_root,
+    "no-settings": _no_settings,
     "other-command-line": _other_command_line,
     "smbios-known": _smbios_known,
     "smbios-unknown": _smbios_unknown,
     "unknown-setting": _unknown_setting,
     "little-memory": _little_memory,
+    "memory-without-cells": _memory_without_cells,
     "old-processor": _old_processor,
 }
 
