@@ -22,6 +22,7 @@ ATTESTERS: Final = ("auto", "tpm2")
 """One unified kernel image for each: who attests is in its measured command line."""
 _NATIVE: Final = "native/llama_cpp"
 _OWN: Final = "image/build"
+_OWN_FILES: Final = ("appliance.toml", "firmware_log.sh", "init.sh")
 _GROUPS: Final = ("tools", "root", "kernel", "wheels", "build")
 
 
@@ -70,7 +71,7 @@ def build(lock: Lock, job: Job) -> None:
     _boot(lock, job, chroot, (root, model), work)
     step("reference values of the model, list of contents")
     _facts(job, chroot, work)
-    sbom.write(lock, sorted(wheels.glob("*.whl")), work)
+    sbom.write(lock, sorted(wheels.glob("*.whl")), _own(job), work)
     _digests(work)
     shutil.rmtree(job.out, ignore_errors=True)
     work.rename(job.out)
@@ -168,6 +169,16 @@ def _facts(job: Job, chroot: Chroot, work: Path) -> None:
         (work / f"models-{attester}.toml").write_bytes(printed)
     shutil.rmtree(work / "root")
     shutil.rmtree(work / "model")
+
+
+def _own(job: Job) -> tuple[sbom.Component, sbom.Component]:
+    """The project's code and the model, for the list of contents: both are in no lock."""
+    paths = [*tree.PROJECT, *(f"{_NATIVE}/{name}" for name in compiled.NATIVE_FILES)]
+    paths += [f"{_OWN}/{name}" for name in _OWN_FILES]
+    files = tree.committed(job.project, job.commit, paths)
+    pyproject = tree.committed(job.project, job.commit, ["pyproject.toml"])["pyproject.toml"]
+    manifest = json.loads((job.store / "manifests" / f"{job.model}.json").read_text(encoding="utf-8"))
+    return sbom.project(pyproject, files), sbom.model(manifest)
 
 
 def _digests(work: Path) -> None:

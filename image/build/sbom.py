@@ -1,16 +1,19 @@
 """What the image is made of, for people and scanners: an SPDX 2.3 document (spdx-tools) and a list of licences.
 
 Sources: the lock for names, versions and digests; DEP-5 copyright files of Debian's packages and the metadata of Python
-packages for licences. A licence is what its package declares; nobody here concluded more.
+packages for licences; the commit for the project's own code, the store's manifest for the model. A licence is what its
+package declares; nobody here concluded more.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import io
 import re
 import tarfile
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -56,11 +59,12 @@ class Component:
     version: str
     sha256: bytes
     licence: str
+    comment: str = ""
 
 
-def write(lock: Lock, compiled: Sequence[Path], work: Path) -> None:
-    """sbom.spdx.json and licences.txt. Raises BuildError where the document is not valid SPDX."""
-    components = sorted(_components(lock, compiled), key=lambda one: (one.kind, one.name))
+def write(lock: Lock, compiled: Sequence[Path], own: Sequence[Component], work: Path) -> None:
+    """sbom.spdx.json and licences.txt; `own` is what no lock has. Raises BuildError where the document is not valid."""
+    components = sorted((*_components(lock, compiled), *own), key=lambda one: (one.kind, one.name))
     (work / "sbom.spdx.json").write_text(spdx_text(lock, components), encoding="utf-8")
     lines = [f"{one.kind:<6} {one.name} {one.version}: {one.licence or 'see its files'}\n" for one in components]
     head = (
@@ -78,6 +82,37 @@ def spdx_text(lock: Lock, components: Sequence[Component]) -> str:
     text = io.StringIO()
     write_document_to_stream(document, text, validate=False)
     return text.getvalue() + "\n"
+
+
+def project(pyproject: bytes, files: Mapping[str, bytes]) -> Component:
+    """The project's own code, from its pyproject.toml and its files in the image by path. Raises BuildError."""
+    match tomllib.loads(pyproject.decode()):
+        case {"project": {"name": str(name), "version": str(version), "license": str(licence)}}:
+            lines = [f"{hashlib.sha256(content).hexdigest()}  {path}\n" for path, content in sorted(files.items())]
+            return Component(
+                kind="own",
+                name=name,
+                version=version,
+                sha256=hashlib.sha256("".join(lines).encode()).digest(),
+                licence=licence,
+                comment="The checksum is that of a list of files as sha256sum prints it, sorted by path: "
+                + ", ".join(sorted({path.split("/", 1)[0] for path in files})),
+            )
+        case _:
+            raise BuildError("pyproject.toml names no project, version and licence")
+
+
+def model(manifest: Mapping[str, object]) -> Component:
+    """The model, by its manifest in the store: what it is called, its bytes, its licence."""
+    digest = str(manifest["sha256"])
+    return Component(
+        kind="model",
+        name=str(manifest["name"]),
+        version=digest[:12],
+        sha256=bytes.fromhex(digest),
+        licence=str(manifest["licence"]),
+        comment=f"source: {manifest['source']}",
+    )
 
 
 def _components(lock: Lock, compiled: Sequence[Path]) -> list[Component]:
@@ -153,5 +188,6 @@ def _package(one: Component) -> Package:
         license_concluded=SpdxNoAssertion(),
         license_declared=declared if declared is not None else SpdxNoAssertion(),
         license_comment=f"declared as: {one.licence}" if one.licence else None,
+        comment=one.comment or None,
         copyright_text=SpdxNoAssertion(),
     )

@@ -39,7 +39,8 @@ _RUN: Final = (
     "image.init.__main__",
     "tpm2_pytss",
 )
-_PROJECT: Final = ("appliance", "client_sdk", "image/init")
+PROJECT: Final = ("appliance", "client_sdk", "image/init", "image/__init__.py")
+"""Of the project's files, those that are installed in the image."""
 # Neither used nor needed as evidence of a licence.
 _LEFT_OUT: Final = (
     "usr/bin",
@@ -220,7 +221,7 @@ def _unzip(wheel: Path, site: Path) -> None:
 
 def _copy_project(parts: Parts, site: Path) -> None:
     """The project's code as it is committed: what lies around in a working tree has no place in an image."""
-    for name, content in committed(parts.project, parts.commit, (*_PROJECT, "image/__init__.py")).items():
+    for name, content in committed(parts.project, parts.commit, PROJECT).items():
         target = site / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)

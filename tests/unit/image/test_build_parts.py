@@ -59,6 +59,24 @@ def test_the_list_of_contents_is_valid_spdx_and_says_what_packages_declare() -> 
     assert packages["x_y"]["checksums"] == [{"algorithm": "SHA256", "checksumValue": "02" * 32}]
 
 
+def test_the_list_of_contents_has_the_project_s_own_code_and_the_model() -> None:
+    pyproject = b'[project]\nname = "own"\nversion = "0.1.0"\nlicense = "Apache-2.0"\n'
+    files = {"native/rows.cpp": b"2", "appliance/a.py": b"1"}
+    own = sbom.project(pyproject, files)
+    listed = "".join(f"{hashlib.sha256(files[path]).hexdigest()}  {path}\n" for path in sorted(files))
+    assert own.sha256 == hashlib.sha256(listed.encode()).digest()
+    assert own == sbom.project(pyproject, dict(reversed(files.items())))
+    manifest = {"name": "m", "sha256": "ab" * 32, "licence": "Gemma terms", "source": "wheel==1:m.gguf"}
+    held = lock.Lock(suite="trixie", source_date_epoch=1_764_374_400, inputs=())
+    packages = {one["name"]: one for one in json.loads(sbom.spdx_text(held, [own, sbom.model(manifest)]))["packages"]}
+    assert packages["own"]["licenseDeclared"] == "Apache-2.0"
+    assert packages["own"]["comment"].endswith("appliance, native")
+    assert packages["m"]["checksums"][0]["checksumValue"] == "ab" * 32
+    assert packages["m"]["licenseComments"] == "declared as: Gemma terms"
+    with pytest.raises(BuildError, match="no project"):
+        sbom.project(b"[project]\n", files)
+
+
 @pytest.mark.parametrize(("blocks", "tree_blocks"), [(1, 1), (128, 1), (129, 3), (16384, 129), (16385, 132)])
 def test_the_size_of_a_hash_tree(blocks: int, tree_blocks: int) -> None:
     assert disks.tree_blocks(blocks) == tree_blocks
