@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
-# Installs what building (build) or booting (test) the image needs of the machine, where something is missing and it can.
+# Installs what building (build), comparing (check) or booting (test) the image needs of the machine, where something is
+# missing and it can.
 set -euo pipefail
 declare -A packages=(
   [mmdebstrap]=mmdebstrap [dpkg-deb]=dpkg [unshare]=util-linux [git]=git [tar]=tar
 )
+if [[ ${1:-} == check ]]; then
+  packages+=([diffoscope]=diffoscope-minimal)
+fi
 if [[ ${1:-} == test ]]; then
   packages+=([qemu-system-x86_64]=qemu-system-x86 [swtpm]=swtpm)
 fi
