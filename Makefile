@@ -9,14 +9,10 @@ PY := $(VENV)/bin/python
 LISTEN ?= 127.0.0.1:8443
 MODEL ?= smollm2-135m-instruct
 
-# llamafile's kernels are off: more batch shapes then give bit-equal results, at the same speed.
-LLAMA_CMAKE_ARGS := -DLLAVA_BUILD=OFF -DGGML_LLAMAFILE=OFF -DLLAMA_BUILD_TOOLS=OFF
 # tpm2-pytss compiles against a library of the system; without it a few tests are left out, and say so.
 TPM_EXTRA := $(shell command -v swtpm >/dev/null && pkg-config --exists tss2-esys 2>/dev/null && echo ,tpm2)
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
-JOBS := $(shell nproc 2>/dev/null || echo 2)
-PIP_INSTALL = CMAKE_ARGS="$(LLAMA_CMAKE_ARGS)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
-	$(PY) -m pip install -v -c constraints.txt
+PIP_INSTALL = $(PY) -m pip install -v -c constraints.txt
 
 .PHONY: help
 help: ## show this list
@@ -41,11 +37,19 @@ $(VENV)/.made:
 	@$(PY) -m pip install --quiet --upgrade pip
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
+# llama.cpp with kernels of our own (native/llama_cpp): a wheel made for this machine, once.
+$(VENV)/.engine: $(VENV)/.made scripts/engine_wheel.py image/lock.toml $(wildcard native/llama_cpp/*)
 	@if ! command -v c++ >/dev/null && ! command -v g++ >/dev/null && ! command -v clang++ >/dev/null; then \
 		echo "No C++ compiler found, and llama-cpp-python compiles from source. Install one, for example: apt-get install g++" >&2; exit 1; \
 	fi
-	@echo "Installing into $(VENV) (the first time on a machine this compiles llama.cpp, 3 to 10 minutes)"
+	@echo "Installing llama.cpp into $(VENV) (the first time on a machine it is compiled, 3 to 10 minutes)"
+	@wheel=$$($(PY) scripts/engine_wheel.py --log $(VENV)/install-engine.log) || \
+		{ tail -n 40 $(VENV)/install-engine.log >&2; echo "llama.cpp could not be built; the whole log is $(VENV)/install-engine.log" >&2; exit 1; }; \
+	$(PY) -m pip install --quiet --no-deps --force-reinstall "$$wheel"
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.engine pyproject.toml constraints.txt
+	@echo "Installing the appliance and the SDK into $(VENV)"
 	@$(PIP_INSTALL) -e '.[demo]' 2>&1 | $(PY) scripts/pip_progress.py $(VENV)/install.log || \
 		{ tail -n 40 $(VENV)/install.log >&2; echo "The installation failed; its whole log is $(VENV)/install.log" >&2; exit 1; }
 	@touch $@

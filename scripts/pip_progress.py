@@ -19,7 +19,7 @@ _WIDTH = 40
 _LINE = 160
 _NOTICE = """\
 llama-cpp-python has no ready-made wheel: compiling it from source, 3 to 10 minutes on two cores.
-pip keeps the wheel in its cache, so the next virtual environment takes seconds."""
+The wheel is kept in ~/.cache/attested-inference/engine, so the next virtual environment takes seconds."""
 
 
 class Filter:

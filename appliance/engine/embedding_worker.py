@@ -49,8 +49,9 @@ class EmbeddingWorker(WorkerLoop["EmbeddingScheduler"]):
             return
         # Heavy and native: only after hardening, and reported to the supervisor where it is not installed.
         try:
+            from appliance.engine.llama_cpp import libraries
             from appliance.engine.llama_cpp.embedding import EmbeddingOptions, EmbeddingRuntime, measure_packing
-            from appliance.engine.llama_cpp.runtime import VERSION, Aborted, RuntimeFailure
+            from appliance.engine.llama_cpp.runtime import Aborted, RuntimeFailure
         except (ImportError, OSError, RuntimeError) as error:
             self.channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
             return
@@ -76,8 +77,8 @@ class EmbeddingWorker(WorkerLoop["EmbeddingScheduler"]):
             {
                 "t": "loaded",
                 "vocabulary": runtime.vocabulary_size,
-                "version": VERSION,
-                "libraries": [[name, digest] for name, digest in runtime.libraries()],
+                "version": libraries.version(),
+                "libraries": [[name, digest] for name, digest in libraries.digests()],
                 "threads": threads.count,
                 "threads_reason": threads.reason,
                 # Vectors come of one shape or of many inputs together: the other shapes do not occur.

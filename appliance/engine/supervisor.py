@@ -139,7 +139,7 @@ class SupervisedEngine:
             self._close_models()
             raise
         info = self.info
-        _LOG.info("the engine runs with %d threads (%s)", info.threads, info.threads_reason)
+        _LOG.info("%s %s runs with %d threads (%s)", info.name, info.version, info.threads, info.threads_reason)
         _LOG.info("shapes that are exact on this model: %s", info.exactness.describe())
         _LOG.info("the chat template: %s", self.model.chat.describe())
         self._watch = asyncio.create_task(self._keep_running(), name="engine-supervisor")

@@ -87,12 +87,8 @@ class Worker(WorkerLoop[Scheduler]):
             return
         # Heavy and native: only after hardening, and reported to the supervisor where it is not installed.
         try:
-            from appliance.engine.llama_cpp.runtime import (
-                VERSION,
-                Aborted,
-                LlamaRuntime,
-                RuntimeFailure,
-            )
+            from appliance.engine.llama_cpp import libraries
+            from appliance.engine.llama_cpp.runtime import Aborted, LlamaRuntime, RuntimeFailure
             from appliance.engine.llama_cpp.selftest import measure_exactness, measure_row_cost
         except (ImportError, OSError, RuntimeError) as error:
             self.channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
@@ -119,8 +115,8 @@ class Worker(WorkerLoop[Scheduler]):
             {
                 "t": "loaded",
                 "vocabulary": runtime.vocabulary_size,
-                "version": VERSION,
-                "libraries": [[name, digest] for name, digest in runtime.libraries()],
+                "version": libraries.version(),
+                "libraries": [[name, digest] for name, digest in libraries.digests()],
                 "threads": threads.count,
                 "threads_reason": threads.reason,
                 "exactness": [exactness.batch, exactness.verify, exactness.chunk, exactness.rollback],

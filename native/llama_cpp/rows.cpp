@@ -27,6 +27,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -340,6 +341,8 @@ void quantize(const ggml_compute_params * params, const ggml_tensor * inputs, gg
     }
 }
 
+std::atomic<int64_t> computed{0};
+
 void compute(const ggml_compute_params * params, ggml_tensor * out) {
     const ggml_tensor * weights = out->src[0];
     const ggml_tensor * inputs = out->src[1];
@@ -348,6 +351,7 @@ void compute(const ggml_compute_params * params, ggml_tensor * out) {
     quantize(params, inputs, type);
     if (params->ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
+        computed.fetch_add(1, std::memory_order_relaxed);
     }
     ggml_barrier(params->threadpool);
     // Pieces that stay in the processor's cache for the passes after the first and small enough that the threads end together,
@@ -388,6 +392,16 @@ GGML_BACKEND_API int attested_rows_bits(void);
 int attested_rows_bits(void) {
 #ifdef ROWS
     return 256 * Widest::rows;
+#else
+    return 0;
+#endif
+}
+
+// Products computed here since this library was loaded: what only a look inside could tell, as no result differs.
+GGML_BACKEND_API int64_t attested_rows_computed(void);
+int64_t attested_rows_computed(void) {
+#ifdef ROWS
+    return computed.load(std::memory_order_relaxed);
 #else
     return 0;
 #endif

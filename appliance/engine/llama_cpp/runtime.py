@@ -6,11 +6,9 @@ Untyped from here down, typed from here up. Runs in the worker process alone.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import llama_cpp
@@ -21,7 +19,6 @@ from appliance.engine.batch import Segment
 from appliance.engine.llama_cpp.sampler import Candidates, Sampler
 from appliance.engine.types import SamplingParams
 
-VERSION: str = llama_cpp.__version__
 _CONTROL_ATTRS = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
 
 
@@ -248,17 +245,6 @@ class LlamaRuntime:
 
     def sampler(self, params: SamplingParams) -> Sampler:
         return Sampler(self._context, params, self._candidates)
-
-    @staticmethod
-    def libraries() -> tuple[tuple[str, bytes], ...]:
-        """Sorted (basename, SHA-256) of llama-cpp-python's native libraries mapped into this process."""
-        root = Path(llama_cpp.__file__).resolve().parent
-        mapped = set()
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            fields = line.split(maxsplit=5)
-            if len(fields) == 6 and fields[5].startswith(f"{root}/") and ".so" in fields[5]:
-                mapped.add(Path(fields[5]))
-        return tuple(sorted((path.name, hashlib.sha256(path.read_bytes()).digest()) for path in mapped))
 
 
 _Int32 = npt.NDArray[np.int32]

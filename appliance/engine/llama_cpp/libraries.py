@@ -1,0 +1,45 @@
+"""Which build of llama.cpp is loaded in this process."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from pathlib import Path
+
+import llama_cpp
+
+
+def mapped() -> tuple[Path, ...]:
+    """llama-cpp-python's native libraries in this process, sorted by name."""
+    root = Path(llama_cpp.__file__).resolve().parent
+    paths = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith(f"{root}/") and ".so" in fields[5]:
+            paths.add(Path(fields[5]))
+    return tuple(sorted(paths, key=lambda path: path.name))
+
+
+def digests() -> tuple[tuple[str, bytes], ...]:
+    """Sorted (basename, SHA-256) of `mapped`: what a receipt's engine digest is made of."""
+    return tuple((path.name, hashlib.sha256(path.read_bytes()).digest()) for path in mapped())
+
+
+def kernels() -> ctypes.CDLL | None:
+    """The library with this project's kernels (native/llama_cpp, docs/adr/0009); None in a build without them.
+
+    It is the mapped one: other names of the same file would load a second copy.
+    """
+    for path in mapped():
+        if path.name.startswith("libggml-cpu"):
+            library = ctypes.CDLL(str(path))
+            if hasattr(library, "attested_rows_bits"):
+                return library
+    return None
+
+
+def version() -> str:
+    """llama-cpp-python's version, and the width in bits of this project's kernels where the build has them."""
+    library = kernels()
+    bits = 0 if library is None else library.attested_rows_bits()
+    return f"{llama_cpp.__version__}+rows.{bits}" if bits else str(llama_cpp.__version__)
