@@ -6,8 +6,11 @@
 // ggml_vec_dot_q4_1_q8_1 and ggml_vec_dot_q8_0_q8_0 (ggml-cpu/arch/x86/quants.c), so no bit of a result changes and a
 // row gives the same in every company.
 //
-// rows.cmake links this file into ggml-cpu and puts it in front of ggml_compute_forward_mul_mat_tiled, through which ggml
-// offers a whole product to a faster path. What is not handled here goes on to ggml. See docs/adr/0009.
+// The other thing that makes a row differ in company is attention: with several threads ggml splits the tokens that a single
+// row looks at among them, and adds up in another order than for several rows. Here a single row takes the way of several.
+//
+// rows.cmake links this file into ggml-cpu and puts it in front of two functions: ggml_compute_forward_mul_mat_tiled, through
+// which ggml offers a whole product to a faster path, and ggml_compute_forward_flash_attn_ext. See docs/adr/0009.
 
 #define GGML_COMMON_DECL_CPP
 #include "ggml-common.h"
@@ -385,6 +388,19 @@ bool __wrap_ggml_compute_forward_mul_mat_tiled(const ggml_compute_params * param
     }
 #endif
     return __real_ggml_compute_forward_mul_mat_tiled(params, out);
+}
+
+void __real_ggml_compute_forward_flash_attn_ext(const ggml_compute_params * params, ggml_tensor * out);
+void __wrap_ggml_compute_forward_flash_attn_ext(const ggml_compute_params * params, ggml_tensor * out);
+
+void __wrap_ggml_compute_forward_flash_attn_ext(const ggml_compute_params * params, ggml_tensor * out) {
+    const ggml_tensor * queries = out->src[0];
+    ggml_compute_params whole = *params;
+    // With fewer heads than threads some would have nothing to do: there ggml may split, and the self-test says what follows.
+    if (queries->ne[1] == 1 && queries->ne[3] == 1 && queries->ne[2] >= params->nth) {
+        whole.use_ref = true; // of ggml's ways the one that neither splits nor tiles
+    }
+    __real_ggml_compute_forward_flash_attn_ext(&whole, out);
 }
 
 // Bits of the vectors in use, 0 where this processor's build has none. That the symbol exists says that this file is linked in.

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from appliance.engine.llama_cpp.runtime import LlamaRuntime, RuntimeOptions
-from appliance.engine.llama_cpp.selftest import measure_draft_cost, measure_row_cost
+from appliance.engine.llama_cpp.selftest import measure_draft_cost, measure_exactness, measure_row_cost
+from appliance.engine.batch import EXACT
 
 pytestmark = pytest.mark.model
 
@@ -31,3 +32,13 @@ def test_costs_are_measured_by_a_clock_that_moves(
     for cost in (measure_row_cost(runtime), measure_draft_cost(runtime, runtime)):
         assert math.isfinite(cost)
         assert cost >= 0.0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_every_shape_is_exact_on_several_threads_too(smollm2: Path, threads: int) -> None:
+    """llama.cpp splits the tokens that a single row looks at among threads; native/llama_cpp does not."""
+    fd = os.open(smollm2, os.O_RDONLY)
+    options = RuntimeOptions(fd=fd, kv_tokens=4096, n_batch=63, n_sequences=9, threads=threads)
+    runtime = LlamaRuntime(options, progress=lambda _: None)
+    os.close(fd)
+    assert measure_exactness(runtime) == EXACT
