@@ -131,7 +131,7 @@ def _memory_without_cells(_material: Material, honest: Shape) -> Case:
     """What the engine will allocate for a model the first process cannot know; the engine looks before it does."""
     name = "memory for the model, but not for its context"
     return Case(
-        name=name, shape=replace(honest, memory_mib=640), expect=("stopped: not enough memory",), by_service=True
+        name=name, shape=replace(honest, memory_mib=704), expect=("stopped: not enough memory",), by_service=True
     )
 
 
