@@ -89,7 +89,7 @@ image: image-venv ## the appliance's image from locked inputs (as root; in build
 
 .PHONY: image-check
 image-check: image-venv ## build the image twice, in two folders, and compare every byte
-	@scripts/image/needs.sh build
+	@scripts/image/needs.sh check
 	@$(PY) -m appliance models pull $(MODEL)
 	@$(PY) -m image.build check --model $(MODEL) --compile-again
 
