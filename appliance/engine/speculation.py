@@ -17,6 +17,8 @@ NARROW = 3
 WINDOW = 12
 MIN_YIELD = 0.75
 DRAFT_LIMIT = 64
+LOSS_LIMIT = 3.0
+"""Evaluations of one row: what guessing may cost an answer in all before it ends."""
 
 
 class Drafter(Protocol):
@@ -42,29 +44,41 @@ def committed(proposal: Sequence[int], targets: Sequence[int]) -> list[int]:
     return list(targets[: len(proposal) + 1])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuessCosts:
+    """What guessing costs, in evaluations of one row.
+
+    `row` is one row more in an evaluation, the making of the guess included. `shape` is going over to another number
+    of rows and back again: llama.cpp keeps what it has prepared for one number only.
+    """
+
+    row: float = 0.0
+    shape: float = 0.0
+
+
 @dataclass(slots=True, kw_only=True)
 class WidthController:
     """How many tokens to propose, by what became of the proposals before. A pure state machine.
 
     At most two widths ever: narrow, and wide where the first round was accepted whole; the first round at the wide
     one that was not closes it for good. A window of rounds with too little yield, half of them with none at all, ends
-    proposing for good; and so does one whose guesses cost more than they brought, at once where they always must:
-    `row_cost` is what one row more adds to a pass, in passes of one row, the making of a guess included. `adaptive`
-    false keeps to the wide one.
+    proposing for good; so does one whose guesses cost more than they brought, at once where they always must; and so
+    do guesses that have cost LOSS_LIMIT in all. `adaptive` false keeps to the wide one.
     """
 
     wide: int
     adaptive: bool = True
-    row_cost: float = 0.0
+    costs: GuessCosts = GuessCosts()
     width: int = 0
     rounds: int = 0
+    _balance: float = 0.0
     _window: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def __post_init__(self) -> None:
         if not 1 <= self.wide <= DRAFT_LIMIT:
             raise ValueError(f"the width of a proposal is outside 1..{DRAFT_LIMIT}")
         self.width = min(NARROW, self.wide) if self.adaptive else self.wide
-        if self.adaptive and self.row_cost >= 1.0:
+        if self.adaptive and self.costs.row >= 1.0:
             self.width = 0  # a right guess saves one pass: not even that would pay
 
     @property
@@ -82,14 +96,20 @@ class WidthController:
             self.width = self.wide
         elif not full:
             self.width = min(NARROW, self.wide)
-        if len(self._window) == WINDOW and self._in_vain():
+        self._balance += self._gain(proposed, accepted)
+        if self._balance < -LOSS_LIMIT or (len(self._window) == WINDOW and self._in_vain()):
             self.width = 0
 
     def _in_vain(self) -> bool:
         accepted = sum(count for _, count in self._window)
         misses = sum(1 for _, count in self._window if count == 0)
         poor = accepted < MIN_YIELD * WINDOW and 2 * misses >= WINDOW
-        return poor or accepted < self.row_cost * sum(count for count, _ in self._window)
+        return poor or sum(self._gain(*round_) for round_ in self._window) < 0.0
+
+    def _gain(self, proposed: int, accepted: int) -> float:
+        """Evaluations that a round saved. One that was right in all is mostly followed by another of its shape."""
+        shape = 0.0 if accepted == proposed else self.costs.shape
+        return accepted - self.costs.row * proposed - shape
 
 
 class PromptLookup:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from appliance.engine.prefix_cache import CacheLimits, PrefixCache
 from appliance.engine.prompt import PromptBuilder, Vocabulary
 from appliance.engine.scheduler import Limits, Scheduler
 from appliance.engine.settings import Threads
-from appliance.engine.speculation import DRAFTERS, Drafter, Speculation, WidthController
+from appliance.engine.speculation import DRAFTERS, Drafter, GuessCosts, Speculation, WidthController
 from appliance.engine.template_probe import probe
 from appliance.engine.types import ChatFormat, ChatMessage, EngineEvent, ToolChat
 from appliance.engine.worker_loop import WorkerLoop, harden
@@ -77,7 +78,7 @@ class Worker(WorkerLoop[Scheduler]):
         self._models = models
         self._random_bytes = random_bytes
         self._batch: list[dict[str, object]] = []
-        self._row_cost = 0.0
+        self._costs = GuessCosts()
         self._draft: DraftModel | None = None
 
     def run(self) -> None:
@@ -89,7 +90,7 @@ class Worker(WorkerLoop[Scheduler]):
         try:
             from appliance.engine.llama_cpp import libraries
             from appliance.engine.llama_cpp.runtime import Aborted, LlamaRuntime, RuntimeFailure
-            from appliance.engine.llama_cpp.selftest import measure_exactness, measure_row_cost
+            from appliance.engine.llama_cpp.selftest import measure_exactness, measure_guess_costs
         except (ImportError, OSError, RuntimeError) as error:
             self.channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
             return
@@ -97,7 +98,7 @@ class Worker(WorkerLoop[Scheduler]):
             runtime = LlamaRuntime(self._options(first), progress=self.report_progress)
             threads = self._choose_threads(runtime, first)
             exactness = measure_exactness(runtime)
-            self._row_cost = measure_row_cost(runtime)
+            self._costs = measure_guess_costs(runtime)
             if len(self._models) > 1:
                 self._load_draft(runtime, threads, first)
         except (RuntimeFailure, Aborted) as error:
@@ -155,7 +156,7 @@ class Worker(WorkerLoop[Scheduler]):
         )
         draft = LlamaRuntime(options, progress=lambda _: None)
         # A guess costs its own making and a row of the model's evaluation.
-        self._row_cost += measure_draft_cost(runtime, draft)
+        self._costs = replace(self._costs, row=self._costs.row + measure_draft_cost(runtime, draft))
         self._draft = DraftModel(draft, rows=rows, capacity=capacity)
 
     @staticmethod
@@ -178,7 +179,7 @@ class Worker(WorkerLoop[Scheduler]):
         vocabulary: Vocabulary = runtime
         kind = take(first, "speculation", str)
         if kind == "auto":
-            pays = exactness.verify and exactness.rollback and self._row_cost < DEAR_ROW
+            pays = exactness.verify and exactness.rollback and self._costs.row < DEAR_ROW
             kind = "prompt-lookup" if pays else "off"
         limits = Limits(
             context_length=take(first, "context_length", int),
@@ -203,7 +204,7 @@ class Worker(WorkerLoop[Scheduler]):
                 row_bytes=4 * runtime.vocabulary_size * (1 + take(first, "draft_tokens", int)),
                 available=lambda: available_bytes(read_text),
             ),
-            speculate=_speculate(first, _drafters(kind, self._draft), self._row_cost),
+            speculate=_speculate(first, _drafters(kind, self._draft), self._costs),
         )
 
     def submit(self, scheduler: Scheduler, message: Message) -> bool:
@@ -254,15 +255,13 @@ def _drafters(kind: str, draft: DraftModel | None) -> Callable[[], Drafter] | No
 
 
 def _speculate(
-    first: Mapping[str, object], drafter: Callable[[], Drafter] | None, row_cost: float
+    first: Mapping[str, object], drafter: Callable[[], Drafter] | None, costs: GuessCosts
 ) -> Callable[[], Speculation | None]:
     """Makes what one job speculates with."""
     if drafter is None:
         return lambda: None
     wide, adaptive = take(first, "draft_tokens", int), take(first, "adaptive", bool)
-    return lambda: Speculation(
-        drafter=drafter(), controller=WidthController(wide=wide, adaptive=adaptive, row_cost=row_cost)
-    )
+    return lambda: Speculation(drafter=drafter(), controller=WidthController(wide=wide, adaptive=adaptive, costs=costs))
 
 
 def main(arguments: list[str]) -> int:

@@ -88,8 +88,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=max(1, len(os.sched_getaffinity(0)) - 1),
+        help="compute threads of both; by default all cores but one, which is for the API process",
+    )
     options = parser.parse_args()
-    threads = max(1, len(os.sched_getaffinity(0)) - 1)
+    threads: int = options.threads
+    os.environ["ENGINE_THREADS"] = str(threads)
     model = pulled_model()
     with ServedAppliance() as served, Appliance(served.url, policy=served.policy) as client:
         bare = BareLoop(model, threads=threads, context=CONTEXT, n_batch=N_BATCH)

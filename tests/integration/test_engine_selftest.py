@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from appliance.engine.llama_cpp.runtime import LlamaRuntime, RuntimeOptions
-from appliance.engine.llama_cpp.selftest import measure_draft_cost, measure_exactness, measure_row_cost
 from appliance.engine.batch import EXACT
+from appliance.engine.llama_cpp.runtime import LlamaRuntime, RuntimeOptions
+from appliance.engine.llama_cpp.selftest import measure_draft_cost, measure_exactness, measure_guess_costs
 
 pytestmark = pytest.mark.model
 
@@ -29,7 +29,8 @@ def test_costs_are_measured_by_a_clock_that_moves(
     exact = time.thread_time
     if tick_s is not None:
         monkeypatch.setattr(time, "thread_time", lambda: math.floor(exact() / tick_s) * tick_s)
-    for cost in (measure_row_cost(runtime), measure_draft_cost(runtime, runtime)):
+    costs = measure_guess_costs(runtime)
+    for cost in (costs.row, costs.shape, measure_draft_cost(runtime, runtime)):
         assert math.isfinite(cost)
         assert cost >= 0.0
 

@@ -11,6 +11,7 @@ import time
 
 from appliance.engine.batch import Exactness, Segment
 from appliance.engine.llama_cpp.runtime import LlamaRuntime
+from appliance.engine.speculation import GuessCosts
 
 _SHORT, _LONG = 48, 72  # tokens of the prompt: the long one where batches may pass 64 rows
 _CROWDED_CELLS = 640
@@ -29,13 +30,18 @@ def measure_exactness(runtime: LlamaRuntime) -> Exactness:
             runtime.forget(sequence)
 
 
-def measure_row_cost(runtime: LlamaRuntime) -> float:
-    """What one row more adds to an evaluation, in evaluations of one row; leaves the context empty."""
+def measure_guess_costs(runtime: LlamaRuntime) -> GuessCosts:
+    """What rows of guesses add where the shape stays, and what changing it adds; leaves the context empty."""
     many = min(ROWS, runtime.options.n_batch)
     if many == 1:
-        return 1.0
-    one_row, many_rows = _least_seconds((runtime, 1), (runtime, many))
-    return max(0.0, (many_rows / one_row - 1) / (many - 1))
+        return GuessCosts(row=1.0)
+    (one,) = _least_seconds((runtime, 1))
+    (several,) = _least_seconds((runtime, many))
+    changing = sum(_least_seconds((runtime, 1), (runtime, many)))
+    return GuessCosts(
+        row=max(0.0, (several / one - 1) / (many - 1)),
+        shape=max(0.0, (changing - one - several) / one),
+    )
 
 
 def measure_draft_cost(runtime: LlamaRuntime, draft: LlamaRuntime) -> float:

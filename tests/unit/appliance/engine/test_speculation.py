@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.engine.speculation import (
+    LOSS_LIMIT,
     NARROW,
     WINDOW,
+    GuessCosts,
     NGramContext,
     PromptLookup,
     WidthController,
@@ -167,16 +169,36 @@ def test_h14_h16_h33_few_widths_within_bounds_and_no_way_back(script: list[int],
 
 def test_h40_guesses_that_cost_more_than_they_bring_end() -> None:
     for row_cost, goes_on in ((0.3, True), (0.6, False)):
-        controller = WidthController(wide=8, row_cost=row_cost)
+        controller = WidthController(wide=8, costs=GuessCosts(row=row_cost))
         for accepted in [2, 1, 1] * 5:  # 1.33 of 3 a round
             controller.record(NARROW, accepted)
         assert controller.active is goes_on
 
 
+@given(st.lists(st.integers(0, 8), max_size=80), st.floats(0.0, 0.9), st.floats(0.0, 2.0))
+def test_h13_h40_what_guessing_costs_an_answer_is_bounded(script: list[int], row: float, shape: float) -> None:
+    """Changes of shape count too: rounds that were not right in all go back to one row."""
+    controller = WidthController(wide=8, costs=GuessCosts(row=row, shape=shape))
+    balance = 0.0
+    for right in script:
+        if not controller.active:
+            break
+        width = controller.width
+        accepted = min(right, width)
+        controller.record(width, accepted)
+        balance += accepted - row * width - (0.0 if accepted == width else shape)
+    worst_round = row * 8 + shape
+    assert balance >= -LOSS_LIMIT - worst_round
+    if balance < -LOSS_LIMIT:
+        assert not controller.active
+
+
 def test_h13_guesses_that_cannot_pay_however_right_they_are_are_not_made() -> None:
-    assert WidthController(wide=8, row_cost=0.99).active
-    assert not WidthController(wide=8, row_cost=1.0).active
-    assert WidthController(wide=8, row_cost=1.4, adaptive=False).width == 8  # who fixes the width decides himself
+    assert WidthController(wide=8, costs=GuessCosts(row=0.99)).active
+    assert not WidthController(wide=8, costs=GuessCosts(row=1.0)).active
+    assert (
+        WidthController(wide=8, costs=GuessCosts(row=1.4), adaptive=False).width == 8
+    )  # who fixes the width decides himself
 
 
 @pytest.mark.parametrize("wide", [0, 65])
