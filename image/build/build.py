@@ -65,6 +65,10 @@ def build(lock: Lock, job: Job) -> None:
     _root(lock, job, chroot, sorted(wheels.glob("*.whl")), work)
     step("root disk")
     root = disks.make(chroot, work / "root.tar", work / "root.img", uuid=disks.ROOT_UUID, compress=True)
+    installed = sum(path.lstat().st_size for path in (work / "root").rglob("*") if path.is_file())
+    job.say(
+        f"           {installed / 1e6:.1f} MB in files, {(work / 'root.img').stat().st_size / 1e6:.1f} MB as a disk"
+    )
     step("model disk")
     model = _model(lock, job, chroot, work)
     step("kernel, initrd, unified kernel images")

@@ -91,6 +91,7 @@ _LEFT_OUT_OF_SITE: Final = (
     "numpy/polynomial",
     "numpy/random",
     "numpy/testing",
+    "pydantic/v1",  # FastAPI looks for it and does without
     "llama_cpp/server",
     "llama_cpp/include",
     "bin",
