@@ -21,7 +21,7 @@ from appliance.engine.embedding import (
     unpack_job,
 )
 from appliance.engine.messages import pack_event, take
-from appliance.engine.settings import Threads, choose_threads
+from appliance.engine.settings import Threads, choose_threads, thread_candidates
 from appliance.engine.worker_loop import WorkerLoop, harden
 from appliance.errors import ApplianceError
 
@@ -141,12 +141,11 @@ class EmbeddingWorker(WorkerLoop["EmbeddingScheduler"]):
 
 def _choose_threads(runtime: EmbeddingRuntime, first: Mapping[str, object]) -> Threads:
     from appliance.engine.llama_cpp.embedding import measure_speed
-    from appliance.engine.llama_cpp.measure import candidates
 
     count, cores = take(first, "threads", int), take(first, "cores", int)
     if count:
         return Threads(count=count, reason=take(first, "threads_reason", str))
-    threads = choose_threads({count: measure_speed(runtime, count) for count in candidates(cores)}, cores)
+    threads = choose_threads({count: measure_speed(runtime, count) for count in thread_candidates(cores)}, cores)
     runtime.use_threads(threads.count)
     return threads
 

@@ -7,7 +7,7 @@ import time
 
 from appliance.engine.batch import Segment
 from appliance.engine.llama_cpp.runtime import LlamaRuntime
-from appliance.engine.settings import Threads, choose_threads
+from appliance.engine.settings import Threads, choose_threads, thread_candidates
 
 _STEPS = 10
 _LIMIT_S = 1.0
@@ -21,19 +21,13 @@ def measure_threads(runtime: LlamaRuntime, cores: int) -> Threads:
     imitation = threading.Thread(target=_serve, args=(served,), daemon=True)
     imitation.start()
     try:
-        speeds = {count: _speed(runtime, count) for count in candidates(cores)}
+        speeds = {count: _speed(runtime, count) for count in thread_candidates(cores)}
     finally:
         served.set()
         imitation.join()
     threads = choose_threads(speeds, cores)
     runtime.use_threads(threads.count)
     return threads
-
-
-def candidates(cores: int) -> list[int]:
-    """1 to 4 one by one, then in steps that keep it short; the last two are all cores but one, and all."""
-    wanted = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, cores - 1, cores}
-    return sorted(count for count in wanted if 1 <= count <= cores)
 
 
 def _serve(end: threading.Event) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.engine.settings import choose_threads, resolve_cells
+from appliance.engine.settings import choose_threads, resolve_cells, thread_candidates
 from appliance.errors import BootError
 
 
@@ -15,6 +15,21 @@ def test_the_fewest_threads_that_are_about_as_fast(speeds: dict[int, float], cou
     assert threads.count == count
     assert "8 usable cores" in threads.reason
     assert all(f"{number}: " in threads.reason for number in speeds)
+
+
+@pytest.mark.parametrize(
+    ("cores", "counts"),
+    [
+        (1, [1]),
+        (2, [1]),
+        (3, [1, 2]),
+        (4, [1, 2, 3]),
+        (8, [1, 2, 3, 4, 6, 7]),
+        (32, [1, 2, 3, 4, 6, 8, 12, 16, 24, 31]),
+    ],
+)
+def test_a_core_is_left_to_the_api_process_where_there_are_two(cores: int, counts: list[int]) -> None:
+    assert thread_candidates(cores) == counts
 
 
 def test_cells() -> None:
