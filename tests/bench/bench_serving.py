@@ -96,7 +96,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     threads: int = options.threads
-    os.environ["ENGINE_THREADS"] = str(threads)
+    os.environ["APPLIANCE_ENGINE_THREADS"] = str(threads)
     model = pulled_model()
     with ServedAppliance() as served, Appliance(served.url, policy=served.policy) as client:
         bare = BareLoop(model, threads=threads, context=CONTEXT, n_batch=N_BATCH)
