@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -147,6 +149,45 @@ def test_every_product_has_the_bits_of_llama_cpp(
     )
     assert done
     assert same_bits(out, row_by_row(ggml, form, weights, packed, columns))
+
+
+_AT_THE_EDGE = """
+import ctypes, mmap, sys
+from appliance.engine.llama_cpp import libraries
+from llama_cpp import llama_cpp  # loads the libraries
+
+library = libraries.kernels()
+libc = ctypes.CDLL(None, use_errno=True)
+page = mmap.PAGESIZE
+
+def ending_at_a_wall(size):
+    whole = -(-size // page) * page
+    area = mmap.mmap(-1, whole + page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(area))
+    assert libc.mprotect(ctypes.c_void_p(address + whole), ctypes.c_size_t(page), 0) == 0
+    return ctypes.c_void_p(address + whole - size), area
+
+number, block, input_block = map(int, sys.argv[1:])
+kept = []
+for bits in (256, 512):
+    for blocks in (1, 3, 18):
+        for rows in range(1, 10):
+            for inputs in range(1, 18):
+                sizes = (rows * blocks * block, inputs * blocks * input_block, rows * inputs * 4)
+                (weights, a), (values, b), (out, c) = map(ending_at_a_wall, sizes)
+                columns, count, given = (ctypes.c_int64(n) for n in (32 * blocks, rows, inputs))
+                library.attested_rows_multiply(bits, number, columns, weights, count, values, given, out)
+                kept = [a, b, c]
+print("whole")
+"""
+
+
+@pytest.mark.parametrize("form", [Q4_1, Q8_0], ids=lambda form: form.name)
+def test_nothing_behind_weights_inputs_and_results_is_touched(ggml: ctypes.CDLL, form: Format) -> None:
+    """Each lies at the end of a page whose next one nobody may touch."""
+    numbers = (str(form.number), str(form.block_bytes), str(form.input_bytes))
+    run = subprocess.run([sys.executable, "-c", _AT_THE_EDGE, *numbers], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, "whole\n"), run.stderr
 
 
 def test_other_formats_and_vectors_are_not_taken(ggml: ctypes.CDLL) -> None:
