@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from appliance.bench.decision import Decision
     from appliance.bench.measure import Plan
     from appliance.bench.runs import Run
+    from appliance.config import Config
+    from appliance.models.store import ModelStore
 
 EXIT_BASELINE_STAYS = 3
 EXIT_OUTPUT_DIFFERS = 10
@@ -58,10 +60,12 @@ def bench(
 
     Appliances are started on loopback and asked through the verifying client, RA-TLS and receipts on. With --baseline
     and --candidate both orders are run, --rounds times each; exit status 0 only if the candidate may become the
-    default, 3 if the baseline stays, 10 if their output differs.
+    default, 3 if the baseline stays, 10 if their output differs. Both must run the same weights: what quantization
+    makes is another model, not a setting.
     """
     from appliance.bench.measure import Plan
     from appliance.bench.runs import Arm
+    from appliance.bench.same_model import check_same_model
     from appliance.bench.workload import Workload
 
     if (baseline is None) != (candidate is None) or (baseline is not None and config_path is not None):
@@ -72,8 +76,7 @@ def bench(
         configs = {
             arm: configuration.load_file(path, environ=environ, models=model_names) for arm, path in paths.items()
         }
-        if len({config.models[0].name if config.models else "" for config in configs.values()}) != 1:
-            raise BootError("the two configurations serve different models: their output cannot be compared")
+        check_same_model(configs, {arm: _store(config, environ) for arm, config in configs.items()})
         plan = Plan(
             configs=configs,
             workload=Workload(samples=samples, tokens=tokens, streams=streams),
@@ -86,6 +89,14 @@ def bench(
         click.echo(f"appliance: {error}", err=True)
         status = 1
     sys.exit(status)
+
+
+def _store(config: Config, environ: Mapping[str, str]) -> ModelStore:
+    """The store that an appliance of this configuration will take its model from."""
+    from appliance.models.store import ModelStore, default_store_root
+
+    directory = config.store.models_dir
+    return ModelStore(Path(directory or default_store_root(environ.get("XDG_DATA_HOME"), environ.get("HOME"))))
 
 
 def _bench(plan: Plan, json_path: Path | None, plot_path: Path | None) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from appliance.bench.runs import Arm, Order, Run, Sample
+from appliance.bench.same_model import check_same_weights
 from appliance.bench.served import ServedConfig
 from appliance.bench.workload import Workload, lane, messages, parameters
 from appliance.config import Config
@@ -44,7 +45,10 @@ class Plan:
 
 
 def measure(plan: Plan, progress: Progress) -> list[Run]:
-    """All runs of a plan. Raises BootError where one cannot be made: a measurement with holes decides nothing."""
+    """All runs of a plan. Raises BootError where one cannot be made: a measurement with holes decides nothing.
+
+    Raises DifferentModel as soon as the receipts of two runs name different weights.
+    """
     runs: list[Run] = []
     turns = list(plan.turns())
     for done, (order, number, arm) in enumerate(turns):
@@ -64,8 +68,10 @@ def measure(plan: Plan, progress: Progress) -> list[Run]:
                     samples=tuple(sample for sample, _ in taken),
                     memory=served.memory(),
                     identity=_identity(taken[0][1]),
+                    weights=_weights(taken[0][1]),
                 )
             )
+        check_same_weights(runs)
     return runs
 
 
@@ -134,6 +140,11 @@ async def _ask(client: AsyncAppliance, model: str, place: int, workload: Workloa
 def _count(facts: Mapping[str, object], name: str) -> int:
     value = facts.get(name, 0)
     return value if type(value) is int else 0
+
+
+def _weights(receipt: VerifiedReceipt) -> tuple[tuple[int, bytes], ...]:
+    assert receipt.claims.model is not None
+    return receipt.claims.model.weights
 
 
 def _identity(receipt: VerifiedReceipt) -> dict[str, object]:

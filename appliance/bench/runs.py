@@ -70,7 +70,8 @@ class Footprint:
 class Run:
     """One pass over the workload on an appliance started for it. `wall_s`: first request to last verified end.
 
-    `identity` is what the receipts say of where it ran: device, engine, model, threads and the like.
+    `identity` is what the receipts say of where it ran: device, engine, model, threads and the like. `weights` are
+    (bytes, SHA-256) of the model's weights, by the receipts too.
     """
 
     arm: Arm
@@ -80,6 +81,7 @@ class Run:
     samples: tuple[Sample, ...]
     memory: Footprint
     identity: dict[str, object] = field(default_factory=dict)
+    weights: tuple[tuple[int, bytes], ...] = ()
 
     @property
     def throughput(self) -> float:

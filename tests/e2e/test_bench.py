@@ -80,6 +80,7 @@ def test_two_configurations_take_turns_and_other_output_is_noticed(workspace: Pa
         assert all(sample.first_s <= sample.verified_s for sample in run.samples)
         assert run.throughput > 0
         assert run.memory.resident > 90 << 20
+        assert [size for size, _ in run.weights] == [98_362_432], "what was measured is told by its receipts"
 
 
 def test_what_cannot_be_served_or_answered_is_one_line(workspace: Path) -> None:

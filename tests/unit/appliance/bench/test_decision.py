@@ -103,7 +103,7 @@ def test_a_median_forgives_one_bad_round_of_three() -> None:
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 3.0, 100.0])
 @pytest.mark.parametrize("place", [0, 17, 31])
-def test_however_fast_a_candidate_with_other_output_is_rejected(ratio: float, place: int) -> None:
+def test_h17_however_fast_a_candidate_with_other_output_is_rejected(ratio: float, place: int) -> None:
     def differs(each: Run) -> Run:
         samples = list(each.samples)
         samples[place] = replace(samples[place], digest=b"\xff" * 32)

@@ -121,7 +121,7 @@ def test_a_plot_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
         plot.draw(comparison(1.5), tmp_path / "nowhere" / "plot.png", "")
 
 
-def test_the_exit_status_is_zero_only_where_the_candidate_may_become_the_default() -> None:
+def test_h17_the_exit_status_is_zero_only_where_the_candidate_may_become_the_default() -> None:
     changed = with_samples(lambda sample: replace(sample, digest=b"\xff" * 32))
     slow = with_samples(lambda sample: replace(sample, total_s=9.0))
     forgetful = with_samples(lambda sample: replace(sample, cached_tokens=0))
