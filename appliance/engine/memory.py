@@ -75,11 +75,23 @@ class JobMemory:
     together and for the prefixes that are kept, rows of logits, and what a job itself is made of.
     """
 
-    def __init__(self, *, bytes_per_cell: int, kv_tokens: int, row_bytes: int, available: Callable[[], int]) -> None:
-        """`row_bytes` of logits are the most that one answer asks for in a step."""
+    def __init__(
+        self,
+        *,
+        bytes_per_cell: int,
+        kv_tokens: int,
+        row_bytes: int,
+        available: Callable[[], int],
+        rollback_bytes: int = 0,
+    ) -> None:
+        """`row_bytes` of logits are the most that one answer asks for in a step.
+
+        `rollback_bytes` are the most that the copy takes that wrong guesses are taken back with: there is one for all.
+        """
         self._bytes_per_cell = bytes_per_cell
         self._kv_tokens = kv_tokens
         self._row_bytes = row_bytes
+        self._rollback_bytes = rollback_bytes
         self._available = available
 
     def check(self, *, cells: int, jobs: int, cache_room: int) -> None:
@@ -89,7 +101,7 @@ class JobMemory:
         """
         held = self._bytes_per_cell * min(cells, self._kv_tokens)
         kept = min(cache_room, self._bytes_per_cell * cells)
-        own = jobs * (_JOB_BYTES + self._row_bytes) + cells * _TOKEN_BYTES
+        own = jobs * (_JOB_BYTES + self._row_bytes) + cells * _TOKEN_BYTES + self._rollback_bytes
         available = self._available()
         if held + kept + own > available:
             raise Unavailable(

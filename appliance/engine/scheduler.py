@@ -20,6 +20,7 @@ from appliance.engine.memory import JobMemory
 from appliance.engine.planner import Piece, plan
 from appliance.engine.prefix_cache import PrefixCache
 from appliance.engine.prompt import PromptBuilder
+from appliance.engine.rollback import LIMIT_BYTES, Rollback
 from appliance.engine.sequence import Sequence, TokenSampler
 from appliance.engine.speculation import Speculation
 from appliance.engine.text import TextAssembler
@@ -62,6 +63,7 @@ class Limits:
     `kv_tokens` cells are shared by all, at most `slots` jobs run at a time, `n_batch` rows make a step. The context
     knows `sequences` of them, more than there are slots: those that have left stay a while.
     `deterministic` holds for every job, as the field of the same name in SamplingParams does for one.
+    `rollback_bytes` bounds the copy of a sequence that cannot be cut, while guesses are evaluated behind it.
     """
 
     context_length: int
@@ -72,18 +74,23 @@ class Limits:
     exactness: Exactness
     deterministic: bool = False
     speculation: str = "off"
+    rollback_bytes: int = LIMIT_BYTES
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
 class Counters:
-    """Since the start. `prefill` and `answer` are tokens evaluated for the one and made for the other."""
+    """Since the start. `prefill` and `answer` are tokens evaluated for the one and made for the other.
+
+    `replayed` are accepted ones that were evaluated again, because the guesses behind them could not be cut off.
+    """
 
     prefill_tokens: int = 0
     answer_tokens: int = 0
     target_passes: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    replayed_tokens: int = 0
     failed_steps: int = 0
 
 
@@ -112,6 +119,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._unsettled: list[Sequence] = []
         self._pool = CellPool(runtime, capacity=limits.kv_tokens, sequences=limits.sequences)
+        self._rollback = Rollback(runtime, by_copy=not limits.exactness.rollback, limit_bytes=limits.rollback_bytes)
         self._reserved = 0
         self.counters = Counters()
 
@@ -134,6 +142,7 @@ class Scheduler:
             "target_passes": counters.target_passes,
             "drafted_tokens": counters.drafted_tokens,
             "accepted_tokens": counters.accepted_tokens,
+            "replayed_tokens": counters.replayed_tokens,
             "failed_steps": counters.failed_steps,
             "cache_hits": cache.hits,
             "cache_misses": cache.misses,
@@ -212,6 +221,8 @@ class Scheduler:
         # Logits for every row of a prompt are the shape that verification has.
         exact = exactness.batch and exactness.chunk and (exactness.verify or scored is None)
         alone = deterministic and not exact
+        # What cannot be cut off is replayed, in the shape that a prompt has.
+        guessed_exactly = exactness.verify and (exactness.rollback or exactness.chunk)
         return Sequence(
             job_id=job.job_id,
             tokens=list(prompt.tokens),
@@ -222,7 +233,7 @@ class Scheduler:
             scope=b"" if alone or scored is not None else job.cache_scope,
             alone=alone,
             scored=scored,
-            speculation=None if deterministic and not exactness.verify else self._speculation(),
+            speculation=None if deterministic and not guessed_exactly else self._speculate(),
         )
 
     def _check_memory(self, cells: int) -> None:
@@ -234,10 +245,6 @@ class Scheduler:
                 jobs=len(self._running) + len(self._waiting) + 1,
                 cache_room=self._cache.room_bytes,
             )
-
-    def _speculation(self) -> Speculation | None:
-        # What was proposed and not foreseen must be cut off again.
-        return self._speculate() if self._limits.exactness.rollback else None
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -251,6 +258,8 @@ class Scheduler:
             pieces = plan(self._running, self._limits.n_batch)
             if not pieces:
                 return
+            for piece in pieces:
+                self._rollback.prepare(piece.sequence)
             self._runtime.decode([piece.segment() for piece in pieces])
             self._draw(pieces)
         except BaseException:
@@ -260,6 +269,7 @@ class Scheduler:
         self._pool.placed(sum(piece.rows for piece in pieces))
         for piece in pieces:
             self._commit(piece)
+        self._rollback.release()
         served = {id(piece.sequence) for piece in pieces}
         if any(id(sequence) not in served for sequence in self._running):
             # Whoever found no room this time comes first the next time; among prompts the order of arrival stays.
@@ -324,15 +334,19 @@ class Scheduler:
             row += piece.rows
 
     def _rewind(self, pieces: list[Piece]) -> None:
-        """Cut every sequence of a failed step back to what is committed of it."""
+        """Cut every sequence of a failed step back to what is committed of it.
+
+        A memory that cannot be cut and has no copy is filled again from the start; the tokens are still the same.
+        """
+        emptied = False
         for piece in pieces:
             sequence = piece.sequence
-            if not self._runtime.forget(sequence.slot, start=sequence.position):
-                # A memory that cannot be cut is filled again from the start; the tokens are still the same.
-                self._runtime.forget(sequence.slot)
-                sequence.position = 0
+            emptied |= self._rollback.cut(sequence) > 0 and not sequence.position
             if sequence.speculation is not None:
                 sequence.speculation.drafter.rewind(len(sequence.tokens))
+        self._rollback.release()
+        if emptied:
+            self._pool.sweep(self._running)  # the holes are below what others have
 
     def _commit(self, piece: Piece) -> None:
         sequence, counters = piece.sequence, self.counters
@@ -347,11 +361,12 @@ class Scheduler:
         if sequence.generated == 0:
             self._unsettled.append(sequence)
         proposed, before = len(sequence.drafts), sequence.generated
+        end = sequence.position + proposed
         delta, reason = sequence.commit(self._runtime)
         made = sequence.generated - before
         if proposed and made <= proposed:
-            self._runtime.forget(sequence.slot, start=sequence.position)
-            self._pool.placed(made - proposed - 1)
+            counters.replayed_tokens += self._rollback.cut(sequence)
+            self._pool.placed(sequence.position - end)
         counters.target_passes += 1
         counters.answer_tokens += made
         counters.drafted_tokens += proposed

@@ -49,11 +49,13 @@ class GuessCosts:
     """What guessing costs, in evaluations of one row.
 
     `row` is one row more in an evaluation, the making of the guess included. `shape` is going over to another number
-    of rows and back again: llama.cpp keeps what it has prepared for one number only.
+    of rows and back again: llama.cpp keeps what it has prepared for one number only. `replay` is evaluating an accepted
+    row once more, where what was wrong cannot be cut off behind it.
     """
 
     row: float = 0.0
     shape: float = 0.0
+    replay: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,6 +87,10 @@ class WidthController:
     def active(self) -> bool:
         return self.width > 0
 
+    def stop(self) -> None:
+        """Propose no more, for good; also where the width is fixed."""
+        self.width = 0
+
     def record(self, proposed: int, accepted: int) -> None:
         """One round that proposed at least one token."""
         if not self.adaptive or not self.active:
@@ -108,8 +114,8 @@ class WidthController:
 
     def _gain(self, proposed: int, accepted: int) -> float:
         """Evaluations that a round saved. One that was right in all is mostly followed by another of its shape."""
-        shape = 0.0 if accepted == proposed else self.costs.shape
-        return accepted - self.costs.row * proposed - shape
+        wrong = 0.0 if accepted == proposed else self.costs.shape + self.costs.replay * (accepted + 1)
+        return accepted - self.costs.row * proposed - wrong
 
 
 class PromptLookup:

@@ -15,6 +15,7 @@ ENGINE_STATS: Mapping[str, str] = {
     "target_passes": "Evaluations that made at least one token of a job",
     "drafted_tokens": "Tokens proposed by drafters",
     "accepted_tokens": "Proposed tokens that the model would have made",
+    "replayed_tokens": "Accepted tokens evaluated again, where wrong guesses could not be cut off behind them",
     "failed_steps": "Steps that were interrupted and repeated",
     "cache_hits": "Prompts that started from a kept prefix",
     "cache_misses": "Prompts for which no prefix was kept",

@@ -99,6 +99,8 @@ class Worker(WorkerLoop[Scheduler]):
             threads = self._choose_threads(runtime, first)
             exactness = measure_exactness(runtime)
             self._costs = measure_guess_costs(runtime)
+            if not exactness.rollback:
+                self._costs = replace(self._costs, replay=self._costs.row)
             if len(self._models) > 1:
                 self._load_draft(runtime, threads, first)
         except (RuntimeFailure, Aborted) as error:
@@ -203,6 +205,7 @@ class Worker(WorkerLoop[Scheduler]):
                 kv_tokens=runtime.options.kv_tokens,
                 row_bytes=4 * runtime.vocabulary_size * (1 + take(first, "draft_tokens", int)),
                 available=lambda: available_bytes(read_text),
+                rollback_bytes=0 if exactness.rollback or kind == "off" else limits.rollback_bytes,
             ),
             speculate=_speculate(first, _drafters(kind, self._draft), self._costs),
         )

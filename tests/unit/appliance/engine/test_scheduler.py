@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.engine.batch import EXACT
+from appliance.engine.batch import EXACT, Exactness
 from appliance.engine.memory import JobMemory
 from appliance.engine.stats import ENGINE_STATS
 from appliance.engine.types import Begun, Delta, Finished, PromptReady, SamplingParams, TokenLogprob
@@ -223,7 +223,7 @@ class Fixed:
 
 
 def test_h51_a_memory_that_cannot_be_cut_back_is_filled_again() -> None:
-    bench = Bench(exactness=replace(EXACT, rollback=False), drafter="prompt-lookup")
+    bench = Bench(exactness=replace(EXACT, rollback=False))
     job = bench.submit(1, "abcdefghijkl", scope=b"s")
     for _ in range(3):
         bench.step()
@@ -231,9 +231,7 @@ def test_h51_a_memory_that_cannot_be_cut_back_is_filled_again() -> None:
         assert not bench.step()
     bench.drain()
     assert bench.tokens(job) == expected(bench, "abcdefghijkl", None)
-    last = bench.events[job][-1]
-    assert isinstance(last, Finished)
-    assert "speculation" not in last.execution
+    assert bench.scheduler.counters.failed_steps == 3
 
 
 def test_a_deterministic_job_shares_its_steps_only_where_that_is_exact() -> None:
@@ -252,17 +250,33 @@ def test_a_deterministic_job_shares_its_steps_only_where_that_is_exact() -> None
         assert other.execution["exact"] is together
 
 
+def leases_hold(bench: Bench) -> None:
+    """What running jobs were lent is theirs alone, within one budget, and every cell in use is accounted for."""
+    stats, running = bench.scheduler.stats(), bench.scheduler._running
+    assert len({sequence.slot for sequence in running}) == len(running) == stats["running"] <= bench.limits.slots
+    assert stats["cells_reserved"] == sum(sequence.cells for sequence in running) <= bench.limits.kv_tokens
+    assert stats["cells_used"] == sum(map(len, bench.runtime.cells.values())) <= bench.limits.kv_tokens
+    for sequence in running:
+        assert bench.runtime.memory.get(sequence.slot, []) == sequence.tokens[: sequence.position]
+
+
 actions = st.lists(
     st.tuples(st.sampled_from(["submit", "cancel", "step", "step", "fail"]), st.integers(0, 7)), max_size=60
 )
 
 
 @settings(max_examples=150, deadline=None)
-@given(actions, st.sampled_from(["off", "prompt-lookup", "n-gram"]), st.integers(2, 12), st.integers(1, 5))
-def test_any_order_of_jobs_cancels_and_failures(
-    script: list[tuple[str, int]], drafter: str, n_batch: int, slots: int
+@given(
+    actions,
+    st.sampled_from(["off", "prompt-lookup", "n-gram"]),
+    st.integers(2, 12),
+    st.integers(1, 5),
+    st.sampled_from([EXACT, replace(EXACT, rollback=False)]),
+)
+def test_h27_h34_h45_h46_any_order_of_jobs_cancels_and_failures(
+    script: list[tuple[str, int]], drafter: str, n_batch: int, slots: int, exactness: Exactness
 ) -> None:
-    bench = Bench(drafter=drafter, n_batch=n_batch, slots=slots, kv_tokens=130)
+    bench = Bench(drafter=drafter, n_batch=n_batch, slots=slots, kv_tokens=130, exactness=exactness)
     cancelled: set[bytes] = set()
     jobs: dict[bytes, tuple[str, int | None]] = {}
     for index, (action, number) in enumerate(script):
@@ -278,6 +292,7 @@ def test_any_order_of_jobs_cancels_and_failures(
             bench.runtime.failures.append(("before", "within", "drawing", "")[number % 4])
         else:
             bench.step()
+        leases_hold(bench)
     bench.drain()
     for job, (prompt, seed) in jobs.items():
         ended = isinstance(bench.events[job][-1], Finished)

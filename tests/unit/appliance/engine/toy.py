@@ -64,6 +64,7 @@ class ToyRuntime:
         self.failures: list[str] = []
         """Taken from the front, one a step: "before", "within" the evaluation, "drawing" a later token, or ""."""
         self.draw_failure = -1
+        self.restores = True
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         return list(text.encode())
@@ -97,7 +98,7 @@ class ToyRuntime:
         assert sum(map(len, self.memory.values())) <= self._limits.kv_tokens
 
     def forget(self, sequence: int, *, start: int = 0) -> bool:
-        if start and not self._limits.exactness.rollback:
+        if 0 < start < len(self.memory.get(sequence, [])) and not self._limits.exactness.rollback:
             return False
         del self.memory.get(sequence, [])[start:]
         del self.cells.get(sequence, [])[start:]
@@ -116,6 +117,8 @@ class ToyRuntime:
 
     def restore(self, sequence: int, state: bytes) -> bool:
         assert not self.memory.get(sequence)
+        if not self.restores:
+            return False
         self.memory[sequence] = list(state)
         for _ in state:
             self._fill(sequence)
@@ -168,6 +171,7 @@ class Bench:
         width: int = 4,
         deterministic: bool = False,
         memory: JobMemory | None = None,
+        rollback_bytes: int = 4096,
     ) -> None:
         limits = Limits(
             context_length=context_length,
@@ -178,6 +182,7 @@ class Bench:
             exactness=exactness,
             speculation=drafter,
             deterministic=deterministic,
+            rollback_bytes=rollback_bytes,
             facts={"threads": 1},
         )
         self.limits = limits

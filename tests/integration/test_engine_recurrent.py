@@ -1,0 +1,128 @@
+"""A recurrent model: its state cannot be cut back, so guesses are taken back by a copy, and no token changes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from appliance.engine.batch import Exactness
+from appliance.engine.llama_cpp.runtime import LlamaRuntime, RuntimeOptions
+from appliance.engine.settings import EngineSettings, SpeculationSettings
+from appliance.engine.supervisor import SupervisedEngine
+from tests.integration.test_engine_batching import COPY, OFF, Answer, ask, settings_for
+from tests.recurrent_model import write_recurrent
+
+pytestmark = pytest.mark.model
+
+PROMPTS = (COPY, "The capital of France is", "Some words to begin with. " * 20)
+LENGTH = 60
+
+
+@pytest.fixture(scope="module")
+def recurrent(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_recurrent(smollm2, tmp_path_factory.mktemp("recurrent") / "mamba.gguf")
+
+
+def recurrent_settings(model: Path, kind: str, **changes: object) -> EngineSettings:
+    content = model.read_bytes()
+    weights = {"sha256": hashlib.sha256(content).digest(), "size_bytes": len(content)}
+    speculation = OFF if kind == "off" else SpeculationSettings(kind=kind, adaptive=False, draft_tokens=4)
+    return settings_for(model, speculation=speculation, **weights, **changes)
+
+
+async def started(settings: EngineSettings) -> SupervisedEngine:
+    engine = SupervisedEngine(settings)
+    await engine.start(lambda phase, fraction: None)
+    return engine
+
+
+@pytest.fixture
+async def plain(recurrent: Path) -> AsyncIterator[SupervisedEngine]:
+    engine = await started(recurrent_settings(recurrent, "off"))
+    yield engine
+    await engine.stop(5.0)
+
+
+async def answers_of(engine: SupervisedEngine) -> list[Answer]:
+    return [await ask(engine, prompt, seed=seed, max_tokens=LENGTH) for prompt in PROMPTS for seed in (None, 3)]
+
+
+def test_a_state_is_put_back_bit_for_bit_and_not_cut(recurrent: Path) -> None:
+    from appliance.engine.batch import Segment
+
+    fd = os.open(recurrent, os.O_RDONLY)
+    options = RuntimeOptions(fd=fd, kv_tokens=256, n_batch=16, n_sequences=3, threads=1)
+    runtime = LlamaRuntime(options, progress=lambda _: None)
+    os.close(fd)
+    runtime.decode([Segment(sequence=0, position=0, tokens=list(range(1, 9)), outputs=0)])
+    state = runtime.save(0)
+    after = Segment(sequence=0, position=8, tokens=[11], outputs=1)
+    runtime.decode([after])
+    logits = runtime.logits(0).tobytes()
+    assert runtime.forget(0, start=9), "there is nothing behind it"
+    assert not runtime.forget(0, start=8)
+    assert runtime.forget(0)
+    assert runtime.restore(0, state)
+    runtime.decode([after])
+    assert runtime.logits(0).tobytes() == logits
+
+
+@pytest.mark.parametrize("kind", ["prompt-lookup", "n-gram"])
+async def test_h27_h34_guesses_that_are_taken_back_by_a_copy_change_no_token(
+    recurrent: Path, plain: SupervisedEngine, kind: str
+) -> None:
+    engine = await started(recurrent_settings(recurrent, kind))
+    try:
+        guessed = await answers_of(engine)
+        stats = engine.stats
+    finally:
+        await engine.stop(5.0)
+    alone = await answers_of(plain)
+    assert [answer.tokens for answer in guessed] == [answer.tokens for answer in alone]
+    for answer in guessed:
+        facts = answer.facts
+        assert (facts["speculation"], facts["exact"]) == (kind, False), "nothing has shown these shapes to be exact"
+        assert int(str(facts["target-passes"])) + int(str(facts["accepted-tokens"])) == len(answer.tokens)
+    assert 0 < stats["accepted_tokens"] < stats["drafted_tokens"]
+    assert stats["target_passes"] < plain.stats["target_passes"]
+    assert stats["replayed_tokens"] > 0
+    assert plain.stats["replayed_tokens"] == 0
+    assert stats["running"] == stats["cells_reserved"] == 0
+
+
+async def test_h34_by_itself_nothing_is_guessed_in_a_memory_that_cannot_be_cut(recurrent: Path) -> None:
+    engine = await started(recurrent_settings(recurrent, "auto"))
+    try:
+        answer = await ask(engine, COPY, max_tokens=8)
+        assert engine.info.exactness == Exactness(batch=False, verify=False, chunk=False, rollback=False)
+        assert "speculation" not in answer.facts
+        assert answer.facts["exact"] is False
+    finally:
+        await engine.stop(5.0)
+
+
+async def test_h46_answers_of_a_recurrent_model_share_its_steps_and_are_their_own(plain: SupervisedEngine) -> None:
+    prompts = [f"{'Some words to begin with. ' * number}The number {number} is" for number in range(6)]
+    alone = [(await ask(plain, prompt, max_tokens=24)).tokens for prompt in prompts]
+    together = await asyncio.gather(*(ask(plain, prompt, max_tokens=24) for prompt in prompts))
+    assert [answer.tokens for answer in together] == alone
+
+
+async def test_h51_only_a_whole_kept_prefix_is_a_hit_and_the_rest_a_miss(recurrent: Path) -> None:
+    engine = await started(recurrent_settings(recurrent, "prompt-lookup"))
+    shared = "The history of the lighthouse began long before the harbour was built. " * 6
+    try:
+        first = await ask(engine, shared + "First", scope=b"tenant", max_tokens=20)
+        fork = shared + "Second"
+        apart = await ask(engine, fork, max_tokens=20)
+        scoped = await ask(engine, fork, scope=b"tenant", max_tokens=20)
+        assert (scoped.facts["cached-prompt-tokens"], scoped.tokens) == (0, apart.tokens)
+        assert (engine.stats["cache_hits"], engine.stats["cache_misses"]) == (0, 2)
+        assert len(first.tokens) == 20
+    finally:
+        await engine.stop(5.0)
