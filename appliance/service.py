@@ -195,7 +195,8 @@ class Service:
         call = fitting.fit(call, model.engine.model.chat)
         drawn = int.from_bytes(around.random_bytes(4), "big") >> 1
         sampling = decoding.resolve(call, drawn_seed=drawn, deterministic=self._limits.deterministic)
-        jobs = decoding.jobs(answer.subject, call, sampling, self._scopes.scope(exchange.scope, call.cache_key))
+        scope = self._scopes.scope(exchange.scope, exchange.route, call.cache_key)
+        jobs = decoding.jobs(answer.subject, call, sampling, scope)
         reader = EventReader((model.engine.generate(job) for job in jobs), interrupts)
         try:
             answer.begin(call, sampling, await self._prompts(call, reader))

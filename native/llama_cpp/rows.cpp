@@ -16,6 +16,7 @@
 #include "ggml-common.h"
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
+#include "simd-mappings.h"
 #include "tiled/tiled.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -44,6 +45,9 @@ constexpr int64_t kPiece = 256 << 10; // bytes of weights that one thread takes 
 
 static_assert(QK4_1 == kBlock && QK8_0 == kBlock && QK8_1 == kBlock, "blocks of 32 weights");
 
+// From a table, as ggml does it.
+float half(ggml_half value) { return GGML_CPU_FP16_TO_FP32(value); }
+
 // A block of NX rows of activations as the inner loop reads it.
 template <int NX> struct alignas(64) Q8_1Inputs {
     int8_t quants[NX][kBlock];
@@ -61,14 +65,14 @@ struct Q4_1 {
     using Input = block_q8_1;
     template <int NX> using Inputs = Q8_1Inputs<NX>;
     static constexpr bool minimums = true; // each block has a least weight, to be multiplied with the sum of the inputs
-    static float scale(const Input & input) { return _cvtsh_ss(input.data.data.d); }
+    static float scale(const Input & input) { return half(input.data.data.d); }
 };
 struct Q8_0 {
     using Weights = block_q8_0;
     using Input = block_q8_0;
     template <int NX> using Inputs = Q8_0Inputs<NX>;
     static constexpr bool minimums = false;
-    static float scale(const Input & input) { return _cvtsh_ss(input.d); }
+    static float scale(const Input & input) { return half(input.d); }
 };
 
 // One row of weights in 256 bits, as ggml does it.
@@ -82,13 +86,14 @@ struct Avx2 {
     static Floats all(float value) { return _mm256_set1_ps(value); }
     static Floats eight(const float * values) { return _mm256_load_ps(values); }
     static Ints eight(const void * bytes) { return _mm256_load_si256((const __m256i *) bytes); }
-    static Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
     static Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
     static __m256 of_row(Floats value, int) { return value; }
 
-    static Floats scale(const block_q4_1 & a, const block_q4_1 &) { return all(_cvtsh_ss(a.data.data.d)); }
-    static Floats scale(const block_q8_0 & a, const block_q8_0 &) { return all(_cvtsh_ss(a.d)); }
-    static Floats minimum(const block_q4_1 & a, const block_q4_1 &) { return all(_cvtsh_ss(a.data.data.m)); }
+    using Scale = float;
+    static Scale scale(const block_q4_1 & a, const block_q4_1 &) { return half(a.data.data.d); }
+    static Scale scale(const block_q8_0 & a, const block_q8_0 &) { return half(a.d); }
+    static Floats scaled(Scale weights, float inputs) { return all(weights * inputs); }
+    static Floats minimum(const block_q4_1 & a, const block_q4_1 &) { return all(half(a.data.data.m)); }
     static Ints unpack(const block_q4_1 & a, const block_q4_1 &) {
         const __m128i packed = _mm_loadu_si128((const __m128i *) a.qs);
         return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(packed, 4), packed), _mm256_set1_epi8(15));
@@ -119,10 +124,8 @@ struct Avx512 {
     using Ints = __m512i;
 
     static Floats zero() { return _mm512_setzero_ps(); }
-    static Floats all(float value) { return _mm512_set1_ps(value); }
     static Floats eight(const float * values) { return _mm512_broadcast_f32x8(_mm256_load_ps(values)); }
     static Ints eight(const void * bytes) { return _mm512_broadcast_i64x4(_mm256_load_si256((const __m256i *) bytes)); }
-    static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
     static Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
     static __m256 of_row(Floats value, int row) {
         return row ? _mm512_extractf32x8_ps(value, 1) : _mm512_castps512_ps256(value);
@@ -138,10 +141,12 @@ struct Avx512 {
     static __m128 halves(const block_q8_0 & a, const block_q8_0 & b) {
         return _mm_cvtph_ps(_mm_insert_epi16(_mm_cvtsi32_si128(a.d), b.d, 2));
     }
-    template <class W> static Floats scale(const W & a, const W & b) {
+    using Scale = Floats;
+    template <class W> static Scale scale(const W & a, const W & b) {
         const __m512i from = _mm512_set_epi32(2, 2, 2, 2, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0);
         return _mm512_permutexvar_ps(from, _mm512_zextps128_ps512(halves(a, b)));
     }
+    static Floats scaled(Scale weights, float inputs) { return _mm512_mul_ps(weights, _mm512_set1_ps(inputs)); }
     static Floats minimum(const block_q4_1 & a, const block_q4_1 & b) {
         const __m512i from = _mm512_set_epi32(3, 3, 3, 3, 3, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1);
         return _mm512_permutexvar_ps(from, _mm512_zextps128_ps512(halves(a, b)));
@@ -232,7 +237,7 @@ template <class Simd, class Format, int NX> auto arrange(const Inputs & inputs) 
             memcpy(block.quants[x], input.qs, kBlock);
             block.scales[x] = Format::scale(input);
             if constexpr (Format::minimums) {
-                block.sums[x] = _cvtsh_ss(input.data.data.s);
+                block.sums[x] = half(input.data.data.s);
             } else {
                 Simd::offset(block.offset[x], block.quants[x]);
             }
@@ -260,7 +265,7 @@ void tile(const Weights & weights, const Block * inputs, int blocks, const Outpu
     }
     for (int b = 0; b < blocks; ++b) {
         typename Simd::Ints quants[NV];
-        typename Simd::Floats scales[NV];
+        typename Simd::Scale scales[NV];
         for (int v = 0; v < NV; ++v) {
             const W & one = first[v][b];
             const W & other = second[v][b];
@@ -276,7 +281,7 @@ void tile(const Weights & weights, const Block * inputs, int blocks, const Outpu
         }
         for (int x = 0; x < NX; ++x) {
             for (int v = 0; v < NV; ++v) {
-                const auto scale = Simd::mul(scales[v], Simd::all(inputs[b].scales[x]));
+                const auto scale = Simd::scaled(scales[v], inputs[b].scales[x]);
                 sums[v][x] = Simd::fma(scale, Simd::dot(quants[v], inputs[b], x), sums[v][x]);
             }
         }

@@ -51,14 +51,14 @@ def measure_draft_cost(runtime: LlamaRuntime, draft: LlamaRuntime) -> float:
 
 
 def _least_seconds(*evaluations: tuple[LlamaRuntime, int]) -> list[float]:
-    """The least that evaluating so many rows took, of six times each, in turns: what disturbs one disturbs the other.
+    """The least that evaluating so many rows took, of four times each, in turns: what disturbs one disturbs the other.
 
     One thread's own time does not count what others do on its core; several threads wait for each other. A clock
     that counts ticks, as User Mode Linux has for threads, stands still for an evaluation: then it is not used.
     """
     own: list[list[float]] = [[] for _ in evaluations]
     wall: list[list[float]] = [[] for _ in evaluations]
-    for _ in range(6):
+    for _ in range(4):
         for index, (runtime, rows) in enumerate(evaluations):
             own_start, start = time.thread_time(), time.perf_counter()
             runtime.decode([Segment(sequence=0, position=0, tokens=[1] * rows, outputs=rows)])
