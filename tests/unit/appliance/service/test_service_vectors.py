@@ -131,6 +131,7 @@ async def test_base64_carries_the_same_bits() -> None:
         (body("a", dimensions=9), (400, "invalid_dimensions", "dimensions")),
         (body("a", temperature=1), (400, "unknown_field", "temperature")),
         (body("a", stream=True), (400, "unknown_field", "stream")),
+        (body("a", prompt_cache_key="k"), (400, "unknown_field", "prompt_cache_key")),
         (body("a", user=1), (400, "invalid_field", "user")),
         (body(["a", "b" * 63]), (400, "context_length_exceeded", "input[1]")),
         (body("a", model="other"), (404, "model_not_found", "model")),
@@ -138,7 +139,7 @@ async def test_base64_carries_the_same_bits() -> None:
         (b'{"model":"fake","input":"a","input":"b"}', (400, "invalid_json", None)),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name_with_a_receipt(
+async def test_h49_what_cannot_be_honoured_is_refused_by_name_with_a_receipt(
     request_body: bytes, error: tuple[int, str, str | None]
 ) -> None:
     rig = vectors_rig(max_body_bytes=1 << 20)
