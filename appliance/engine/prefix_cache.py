@@ -48,11 +48,16 @@ class _Entry:
 
 
 class PrefixCache:
-    """Least recently used entries go first; expired ones at the next call. Scopes never see each other's entries."""
+    """Least recently used entries go first; expired ones at the next call. Scopes never see each other's entries.
 
-    def __init__(self, limits: CacheLimits, clock: Callable[[], float]) -> None:
+    `cuttable`: a state can be cut back, so that an entry holds all of its beginnings too. Else (recurrent models) it
+    holds its very tokens and nothing shorter.
+    """
+
+    def __init__(self, limits: CacheLimits, clock: Callable[[], float], *, cuttable: bool = True) -> None:
         self._limits = limits
         self._clock = clock
+        self._cuttable = cuttable
         self._order: OrderedDict[int, _Entry] = OrderedDict()
         self._scopes: dict[bytes, set[int]] = {}
         self._next_id = 0
@@ -71,17 +76,18 @@ class PrefixCache:
         """How many bytes may come to those there are."""
         return self._limits.limit_bytes - self.size_bytes if self.enabled else 0
 
-    def find(self, scope: bytes, tokens: Sequence[int], *, room: int, whole: bool) -> Prefix | None:
+    def find(self, scope: bytes, tokens: Sequence[int], *, room: int) -> Prefix | None:
         """The longest prefix of `tokens` held for `scope`, at least one token short of all of it.
 
-        Only entries of at most `room` tokens; with `whole` only such as match to their very end. Counts hit or miss.
+        Only entries of at most `room` tokens, and if they cannot be cut only such as match to their very end. Counts
+        hit or miss.
         """
         self._expire()
         found: tuple[int, int] | None = None
         for identifier in self._scopes.get(scope, ()):
             entry = self._order[identifier]
             length = min(_common(entry.tokens, tokens), len(tokens) - 1)
-            usable = len(entry.tokens) <= room and (not whole or length == len(entry.tokens))
+            usable = len(entry.tokens) <= room and (self._cuttable or length == len(entry.tokens))
             if usable and length >= MIN_TOKENS and (found is None or length > found[0]):
                 found = (length, identifier)
         if found is None:
@@ -99,17 +105,16 @@ class PrefixCache:
         if not scope or not self.enabled or len(tokens) < MIN_TOKENS:
             return False
         held = (self._order[identifier].tokens for identifier in self._scopes.get(scope, ()))
-        return all(_common(other, tokens) < len(tokens) for other in held)
+        return not any(self._covers(other, tokens) for other in held)
 
     def put(self, scope: bytes, tokens: Sequence[int], state: bytes) -> None:
-        """Keep a state; entries of the scope that it extends are superseded. One larger than the bound is not kept."""
+        """Keep a state; entries of the scope that it covers are superseded. One larger than the bound is not kept."""
         self._expire()
         if not self.enabled or len(state) > self._limits.limit_bytes:
             return
         kept = tuple(tokens)
         for identifier in list(self._scopes.get(scope, ())):
-            other = self._order[identifier].tokens
-            if len(other) <= len(kept) and _common(other, kept) == len(other):
+            if self._covers(kept, self._order[identifier].tokens):
                 self._drop(identifier)
         self._next_id += 1
         self._order[self._next_id] = _Entry(scope=scope, tokens=kept, state=state, used_at=self._clock())
@@ -117,6 +122,11 @@ class PrefixCache:
         self.size_bytes += len(state)
         while len(self._order) > self._limits.entries or self.size_bytes > self._limits.limit_bytes:
             self._evict(next(iter(self._order)))
+
+    def _covers(self, entry: Sequence[int], tokens: Sequence[int]) -> bool:
+        """Whether an entry holds all of these tokens, in a way that they could be had from it."""
+        long_enough = len(entry) >= len(tokens) if self._cuttable else len(entry) == len(tokens)
+        return long_enough and _common(entry, tokens) == len(tokens)
 
     def _expire(self) -> None:
         border = self._clock() - self._limits.ttl_s

@@ -305,8 +305,7 @@ class Scheduler:
         if not sequence.scope or not self._cache.enabled:
             return
         room = self._limits.kv_tokens - self._reserved
-        whole = not self._limits.exactness.rollback
-        prefix = self._cache.find(sequence.scope, sequence.tokens, room=room, whole=whole)
+        prefix = self._cache.find(sequence.scope, sequence.tokens, room=room)
         if prefix is None:
             return
         self._pool.make_room(prefix.size, self._running)

@@ -199,7 +199,7 @@ class Worker(WorkerLoop[Scheduler]):
             PromptBuilder(vocabulary, template, random_bytes=self._random_bytes),
             limits,
             self._emit,
-            cache=PrefixCache(_cache_limits(first), time.monotonic),
+            cache=PrefixCache(_cache_limits(first), time.monotonic, cuttable=exactness.rollback),
             memory=JobMemory(
                 bytes_per_cell=take(first, "cell_bytes", int),
                 kv_tokens=runtime.options.kv_tokens,

@@ -126,3 +126,24 @@ async def test_h51_only_a_whole_kept_prefix_is_a_hit_and_the_rest_a_miss(recurre
         assert len(first.tokens) == 20
     finally:
         await engine.stop(5.0)
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["attention", "recurrent"])
+async def test_h52_guessing_behind_a_kept_prefix_changes_no_token(smollm2: Path, recurrent: Path, exact: bool) -> None:
+    guessing = SpeculationSettings(kind="prompt-lookup", adaptive=False, draft_tokens=4)
+    settings = settings_for(smollm2, speculation=guessing) if exact else recurrent_settings(recurrent, guessing.kind)
+    engine = await started(settings)
+    shared = COPY * 3
+    try:
+        for seed in (None, 5):
+            alone = await ask(engine, shared + " three four", seed=seed, max_tokens=LENGTH)
+            await ask(engine, shared, scope=b"tenant", max_tokens=1)
+            both = await ask(engine, shared + " three four", scope=b"tenant", seed=seed, max_tokens=LENGTH)
+            assert alone.facts["cached-prompt-tokens"] == 0
+            assert int(str(both.facts["cached-prompt-tokens"])) > 100
+            assert int(str(both.facts["accepted-tokens"])) > 0
+            assert both.facts["accepted-tokens"] == alone.facts["accepted-tokens"]
+            assert both.tokens == alone.tokens
+            assert both.facts["exact"] is exact
+    finally:
+        await engine.stop(5.0)

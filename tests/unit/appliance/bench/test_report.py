@@ -37,7 +37,7 @@ def by_arm(runs: list[Run]) -> dict[Arm, list[Run]]:
     return {arm: [each for each in runs if each.arm is arm] for arm in Arm}
 
 
-def test_the_table_has_every_measure_side_by_side() -> None:
+def test_h40_the_table_has_every_measure_side_by_side() -> None:
     guessing = with_samples(lambda sample: replace(sample, drafted=40, accepted=30, passes=16))
     text = rendered(by_arm(comparison(1.5, candidate=guessing)))
     for _, label, _ in report.ROWS:

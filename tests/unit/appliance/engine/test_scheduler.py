@@ -160,7 +160,7 @@ def test_more_answers_than_rows_take_turns() -> None:
         assert bench.tokens(job) == expected(bench, prompt, None, 6)
 
 
-def test_a_job_waits_until_there_are_cells_for_all_it_may_come_to() -> None:
+def test_h46_a_job_waits_until_there_are_cells_for_all_it_may_come_to() -> None:
     bench = Bench(context_length=64, kv_tokens=100, slots=4)
     first, second = bench.submit(1, "a" * 40, max_tokens=20), bench.submit(2, "b" * 30, max_tokens=20)
     third = bench.submit(3, "c", max_tokens=2)

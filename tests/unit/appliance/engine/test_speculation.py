@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.engine.speculation import (
+    DRAFTERS,
     LOSS_LIMIT,
     NARROW,
     WINDOW,
+    Drafter,
     GuessCosts,
     NGramContext,
     PromptLookup,
@@ -20,6 +22,7 @@ from appliance.engine.speculation import (
     committed,
 )
 from appliance.engine.types import Finished, SamplingParams
+from appliance.engine.worker import _speculate
 from tests.unit.appliance.engine.toy import Bench, alone
 
 GREEDY = SamplingParams(temperature=0.0, top_p=1.0, top_k=0, seed=0, max_tokens=None)
@@ -201,10 +204,39 @@ def test_h13_guesses_that_cannot_pay_however_right_they_are_are_not_made() -> No
     )  # who fixes the width decides himself
 
 
+def test_h13_more_right_guesses_lose_where_every_round_changes_the_shape() -> None:
+    """Two of three right each time is 67 %, all and none in turns 50 %; the first goes back to one row every round."""
+    for shape, often_right_goes_on in ((0.0, True), (2.0, False)):
+        often, whole = (WidthController(wide=NARROW, costs=GuessCosts(row=0.1, shape=shape)) for _ in range(2))
+        for _ in range(WINDOW):
+            for controller, accepted in ((often, (2, 2)), (whole, (NARROW, 0))):
+                for count in accepted:
+                    controller.record(NARROW, count)
+        assert often.active is often_right_goes_on
+        assert whole.active
+
+
 @pytest.mark.parametrize("wide", [0, 65])
 def test_h33_the_bounds_of_the_width(wide: int) -> None:
     with pytest.raises(ValueError, match="outside"):
         WidthController(wide=wide)
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("make", [*DRAFTERS.values(), lambda: Oracle([], 0)])
+def test_h38_every_answer_has_a_width_of_its_own_whatever_guesses(adaptive: bool, make: Callable[[], Drafter]) -> None:
+    costs = GuessCosts(row=0.25, shape=0.5)
+    speculate = _speculate({"draft_tokens": 6, "adaptive": adaptive}, make, costs)
+    first, second = speculate(), speculate()
+    assert first is not None
+    assert second is not None
+    for controller in (first.controller, second.controller):
+        assert (controller.wide, controller.adaptive, controller.costs) == (6, adaptive, costs)
+    for _ in range(2 * WINDOW):
+        first.controller.record(first.controller.width, 0)
+    assert first.controller.active is not adaptive
+    assert second.controller.active
+    assert first.drafter is not second.drafter
 
 
 def test_h38_a_fixed_width_stays() -> None:

@@ -190,7 +190,8 @@ class Bench:
         self.runtime = ToyRuntime(limits)
         self.events: dict[bytes, list[EngineEvent | ApplianceError]] = {}
         prompts = PromptBuilder(self.runtime, ChatTemplate(None, bos_text="", eos_text=""), random_bytes=os.urandom)
-        self.cache = PrefixCache(CacheLimits(entries=8, limit_bytes=4096, ttl_s=60.0), lambda: self.now)
+        kept = CacheLimits(entries=8, limit_bytes=4096, ttl_s=60.0)
+        self.cache = PrefixCache(kept, lambda: self.now, cuttable=exactness.rollback)
         self.make_drafter: Callable[[], Drafter] | None = DRAFTERS.get(drafter)
         self._width = width
         self.scheduler = Scheduler(

@@ -373,7 +373,7 @@ async def test_cancelled_by_the_server(stream: bool) -> None:
     assert engine.counters.cancelled == 1
 
 
-async def test_b149_a_full_queue_is_refused_without_a_receipt_and_places_are_held_to_the_end() -> None:
+async def test_h41_b149_a_full_queue_is_refused_without_a_receipt_and_places_are_held_to_the_end() -> None:
     engine, gate = stuck()
     rig = Rig(engine, max_active=2)
     held = [rig.post(chat(stream=True)), rig.post(chat())]
