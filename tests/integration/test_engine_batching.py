@@ -106,7 +106,7 @@ async def test_b139_prefixes_are_reused_within_a_scope_and_change_no_token(engin
 
 
 @pytest.mark.parametrize("kind", ["prompt-lookup", "n-gram"])
-async def test_guessing_changes_no_token_and_takes_fewer_passes(smollm2: Path, kind: str) -> None:
+async def test_h28_h29_guessing_changes_no_token_and_takes_fewer_passes(smollm2: Path, kind: str) -> None:
     answers: list[list[Answer]] = []
     for speculation in (OFF, SpeculationSettings(kind=kind)):
         engine = SupervisedEngine(settings_for(smollm2, speculation=speculation))

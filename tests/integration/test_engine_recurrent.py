@@ -1,4 +1,4 @@
-"""A recurrent model: its state cannot be cut back, so guesses are taken back by a copy, and no token changes."""
+"""Recurrent models, with attention and without: states are not cut back but put back, and no token changes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,20 @@ PROMPTS = (COPY, "The capital of France is", "Some words to begin with. " * 20)
 LENGTH = 60
 
 
-@pytest.fixture(scope="module")
-def recurrent(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_recurrent(smollm2, tmp_path_factory.mktemp("recurrent") / "mamba.gguf")
+@pytest.fixture(scope="module", params=["mamba", "jamba"])
+def recurrent(request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("recurrent") / f"{request.param}.gguf"
+    return write_recurrent(smollm2, file, attention=request.param == "jamba")
+
+
+def guessing(kind: str) -> SpeculationSettings:
+    return SpeculationSettings(kind=kind, adaptive=False, draft_tokens=4)
 
 
 def recurrent_settings(model: Path, kind: str, **changes: object) -> EngineSettings:
     content = model.read_bytes()
     weights = {"sha256": hashlib.sha256(content).digest(), "size_bytes": len(content)}
-    speculation = OFF if kind == "off" else SpeculationSettings(kind=kind, adaptive=False, draft_tokens=4)
-    return settings_for(model, speculation=speculation, **weights, **changes)
+    return settings_for(model, speculation=OFF if kind == "off" else guessing(kind), **weights, **changes)
 
 
 async def started(settings: EngineSettings) -> SupervisedEngine:
@@ -128,10 +132,15 @@ async def test_h51_only_a_whole_kept_prefix_is_a_hit_and_the_rest_a_miss(recurre
         await engine.stop(5.0)
 
 
-@pytest.mark.parametrize("exact", [True, False], ids=["attention", "recurrent"])
-async def test_h52_guessing_behind_a_kept_prefix_changes_no_token(smollm2: Path, recurrent: Path, exact: bool) -> None:
-    guessing = SpeculationSettings(kind="prompt-lookup", adaptive=False, draft_tokens=4)
-    settings = settings_for(smollm2, speculation=guessing) if exact else recurrent_settings(recurrent, guessing.kind)
+async def test_h52_guessing_behind_a_kept_prefix_changes_no_token(smollm2: Path) -> None:
+    await _guess_behind_a_prefix(settings_for(smollm2, speculation=guessing("prompt-lookup")), exact=True)
+
+
+async def test_h34_h52_guessing_behind_a_kept_state_changes_no_token(recurrent: Path) -> None:
+    await _guess_behind_a_prefix(recurrent_settings(recurrent, "prompt-lookup"), exact=False)
+
+
+async def _guess_behind_a_prefix(settings: EngineSettings, *, exact: bool) -> None:
     engine = await started(settings)
     shared = COPY * 3
     try:
