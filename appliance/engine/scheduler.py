@@ -17,6 +17,7 @@ from typing import Protocol
 from appliance.engine.batch import Exactness, Segment
 from appliance.engine.cells import CellPool
 from appliance.engine.memory import JobMemory
+from appliance.engine.phases import ADMIT, COMMIT, COPY, DRAW, EVALUATE, PROPOSE, Phases
 from appliance.engine.planner import Piece, plan
 from appliance.engine.prefix_cache import PrefixCache
 from appliance.engine.prompt import PromptBuilder
@@ -107,6 +108,7 @@ class Scheduler:
         cache: PrefixCache,
         speculate: Callable[[], Speculation | None] = lambda: None,
         memory: JobMemory | None = None,
+        clock_ns: Callable[[], int] = lambda: 0,
     ) -> None:
         self._runtime = runtime
         self._prompts = prompts
@@ -115,6 +117,7 @@ class Scheduler:
         self._cache = cache
         self._speculate = speculate
         self._memory = memory
+        self._phases = Phases(clock_ns)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._unsettled: list[Sequence] = []
@@ -150,6 +153,7 @@ class Scheduler:
             "cache_evictions": cache.evictions,
             "cache_entries": len(self._cache),
             "cache_bytes": self._cache.size_bytes,
+            **self._phases.microseconds(),
         }
 
     # -- jobs ------------------------------------------------------------------------------------------------------
@@ -250,21 +254,29 @@ class Scheduler:
 
     def step(self) -> None:
         """Evaluate one batch. Raises what the runtime raises; the step can then be repeated as if it never was."""
+        phases = self._phases
+        phases.start()
         self.settle()
         self._admit()
         self._pool.make_room(self._limits.n_batch, self._running)
+        phases.lap(ADMIT)
         pieces: list[Piece] = []
         try:
             pieces = plan(self._running, self._limits.n_batch)
+            phases.lap(PROPOSE)
             if not pieces:
                 return
             for piece in pieces:
                 self._rollback.prepare(piece.sequence)
+            phases.lap(COPY)
             self._runtime.decode([piece.segment() for piece in pieces])
+            phases.lap(EVALUATE)
             self._draw(pieces)
+            phases.lap(DRAW)
         except BaseException:
             self.counters.failed_steps += 1
             self._rewind(pieces)
+            phases.lap(COMMIT)
             raise
         self._pool.placed(sum(piece.rows for piece in pieces))
         for piece in pieces:
@@ -274,6 +286,7 @@ class Scheduler:
         if any(id(sequence) not in served for sequence in self._running):
             # Whoever found no room this time comes first the next time; among prompts the order of arrival stays.
             self._running.sort(key=lambda sequence: id(sequence) in served and sequence.pending == 1)
+        phases.lap(COMMIT)
 
     def settle(self) -> None:
         """What a step left for when its events are on their way: a copy of each prompt that is done, for reuse.
@@ -281,9 +294,13 @@ class Scheduler:
         Copying a thousand tokens takes as long as evaluating one, and nobody's first token should wait for it.
         """
         unsettled, self._unsettled = self._unsettled, []
+        if not unsettled:
+            return
+        self._phases.start()
         for sequence in unsettled:
             if any(other is sequence for other in self._running):
                 self._keep(sequence)
+        self._phases.lap(COPY)
 
     def _admit(self) -> None:
         """Let waiting jobs in, first come first served, while there is a slot and cells for all they may come to."""

@@ -23,5 +23,11 @@ ENGINE_STATS: Mapping[str, str] = {
     "cache_evictions": "Prefixes dropped for room or age",
     "cache_entries": "Prefixes kept",
     "cache_bytes": "Bytes of kept prefixes",
+    "copy_us": "Microseconds of copying states, for reuse and before guesses",
+    "admit_us": "Microseconds of letting jobs in and putting cells together",
+    "propose_us": "Microseconds of planning steps and guessing ahead",
+    "evaluate_us": "Microseconds of evaluating",
+    "draw_us": "Microseconds of drawing tokens",
+    "commit_us": "Microseconds of committing steps, or of taking them back",
 }
 """Names in `SupervisedEngine.stats`, beside the jobs running and waiting."""

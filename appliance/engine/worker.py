@@ -208,6 +208,7 @@ class Worker(WorkerLoop[Scheduler]):
                 rollback_bytes=0 if exactness.rollback or kind == "off" else limits.rollback_bytes,
             ),
             speculate=_speculate(first, _drafters(kind, self._draft), self._costs),
+            clock_ns=time.perf_counter_ns,
         )
 
     def submit(self, scheduler: Scheduler, message: Message) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from appliance.engine.batch import Exactness
 from appliance.engine.llama_cpp.runtime import LlamaRuntime, RuntimeOptions
+from appliance.engine.phases import PHASES
 from appliance.engine.settings import EngineSettings, SpeculationSettings
 from appliance.engine.supervisor import SupervisedEngine
 from tests.integration.test_engine_batching import COPY, OFF, Answer, ask, settings_for
@@ -95,6 +96,7 @@ async def test_h27_h34_guesses_that_are_taken_back_by_a_copy_change_no_token(
     assert 0 < stats["accepted_tokens"] < stats["drafted_tokens"]
     assert stats["target_passes"] < plain.stats["target_passes"]
     assert stats["replayed_tokens"] > 0
+    assert all(stats[phase] > 0 for phase in PHASES)
     assert plain.stats["replayed_tokens"] == 0
     assert stats["running"] == stats["cells_reserved"] == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence as Many
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from appliance.engine.batch import EXACT, Exactness
 from appliance.engine.memory import JobMemory
+from appliance.engine.phases import PHASES
+from appliance.engine.speculation import PromptLookup
 from appliance.engine.stats import ENGINE_STATS
 from appliance.engine.types import Begun, Delta, Finished, PromptReady, SamplingParams, TokenLogprob
 from appliance.errors import ApplianceError, Unavailable
@@ -340,3 +343,40 @@ def test_a_prompt_is_copied_for_reuse_once_its_first_token_is_on_its_way() -> No
     bench.scheduler.settle()
     assert len(bench.cache) == 1
     bench.drain()
+
+
+@pytest.mark.parametrize("exactness", [EXACT, replace(EXACT, rollback=False)])
+def test_h40_every_moment_of_the_steps_is_in_one_phase_and_in_the_right_one(exactness: Exactness) -> None:
+    bench = Bench(drafter="prompt-lookup", n_batch=32, exactness=exactness, context_length=100, kv_tokens=400)
+    runtime, copies, guesses = bench.runtime, 0, 0
+    runtime.costs_ns = {"decode": 10_000_000, "sample": 30_000, "save": 200_000}
+    save, propose = runtime.save, PromptLookup.propose
+
+    def saving(sequence: int) -> bytes:
+        nonlocal copies
+        copies += 1
+        return save(sequence)
+
+    class Slow(PromptLookup):
+        def propose(self, tokens: Many[int], width: int) -> list[int]:
+            nonlocal guesses
+            guesses += 1
+            runtime.now_ns += 5_000
+            return propose(self, tokens, width)
+
+    runtime.save, bench.make_drafter = saving, Slow  # type: ignore[method-assign]
+    job = bench.submit(1, "abcdabcdabcdabcdabcd", scope=b"s", max_tokens=40)
+    bench.step()
+    bench.scheduler.settle()
+    assert bench.scheduler.stats()["copy_us"] == 200, "the prompt, kept for reuse"
+    bench.runtime.failures = ["", "before", "drawing"]
+    bench.drain()
+    made = len(bench.tokens(job))
+    stats = bench.scheduler.stats()
+    assert stats["evaluate_us"] == 10_000 * len(runtime.batches)
+    assert stats["propose_us"] == 5 * guesses
+    assert stats["draw_us"] + stats["commit_us"] - 200 == 30 * made, "and the answer, kept as it ends"
+    assert stats["draw_us"] > stats["commit_us"] - 200 >= 0
+    assert stats["copy_us"] == 200 * (copies - 1)
+    assert (copies > 2) is not exactness.rollback
+    assert sum(stats[phase] for phase in PHASES) == runtime.now_ns // 1000

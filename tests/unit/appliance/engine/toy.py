@@ -65,6 +65,9 @@ class ToyRuntime:
         """Taken from the front, one a step: "before", "within" the evaluation, "drawing" a later token, or ""."""
         self.draw_failure = -1
         self.restores = True
+        self.now_ns = 0
+        self.costs_ns: dict[str, int] = {}
+        """What an evaluation, a drawn token, a copy takes; all in `now_ns`."""
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         return list(text.encode())
@@ -80,6 +83,7 @@ class ToyRuntime:
         self.draw_failure = 1 if failure == "drawing" else -1
         if failure == "before":
             raise Broken
+        self.now_ns += self.costs_ns.get("decode", 0)
         self.batches.append(list(segments))
         assert 0 < sum(len(segment.tokens) for segment in segments) <= self._limits.n_batch
         assert len({segment.sequence for segment in segments}) == len(segments)
@@ -113,6 +117,7 @@ class ToyRuntime:
         own.append(cell)
 
     def save(self, sequence: int) -> bytes:
+        self.now_ns += self.costs_ns.get("save", 0)
         return bytes(self.memory[sequence])
 
     def restore(self, sequence: int, state: bytes) -> bool:
@@ -142,6 +147,7 @@ class ToySampler:
             raise Broken
         self._runtime.draw_failure -= 1
         assert self._runtime.rows[row], "no logits were asked for in this row"
+        self._runtime.now_ns += self._runtime.costs_ns.get("sample", 0)
         return next_token(self._runtime.rows[row], self._draw())
 
     def measure(self, row: int, token: int) -> TokenLogprob:
@@ -195,7 +201,14 @@ class Bench:
         self.make_drafter: Callable[[], Drafter] | None = DRAFTERS.get(drafter)
         self._width = width
         self.scheduler = Scheduler(
-            self.runtime, prompts, limits, self.emit, cache=self.cache, speculate=self._speculation, memory=memory
+            self.runtime,
+            prompts,
+            limits,
+            self.emit,
+            cache=self.cache,
+            speculate=self._speculation,
+            memory=memory,
+            clock_ns=lambda: self.runtime.now_ns,
         )
 
     def _speculation(self) -> Speculation | None:
