@@ -43,3 +43,17 @@ def test_every_shape_is_exact_on_several_threads_too(smollm2: Path, threads: int
     runtime = LlamaRuntime(options, progress=lambda _: None)
     os.close(fd)
     assert measure_exactness(runtime) == EXACT
+
+
+@pytest.mark.parametrize("slots", [1, 4, 8, 16])
+def test_what_passes_64_rows_is_found_not_to_be_exact(smollm2: Path, slots: int) -> None:
+    """llama.cpp's attention takes tiles from there on, and a row beside such a piece differs from one alone."""
+    fd = os.open(smollm2, os.O_RDONLY)
+    options = RuntimeOptions(fd=fd, kv_tokens=4096, n_batch=256, n_sequences=2 * slots + 1, threads=1)
+    runtime = LlamaRuntime(options, progress=lambda _: None)
+    os.close(fd)
+    found = measure_exactness(runtime)
+    assert not found.chunk
+    assert not found.batch
+    assert found.verify
+    assert found.rollback

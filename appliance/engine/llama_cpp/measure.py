@@ -16,12 +16,19 @@ _PAUSE_S = 0.006
 
 
 def measure_threads(runtime: LlamaRuntime, cores: int) -> Threads:
-    """Time single decode steps with each candidate; leaves the context empty and the chosen count in force."""
+    """Time single decode steps with each candidate; leaves the context empty and the chosen count in force.
+
+    Of one candidate nothing is timed.
+    """
+    counts = thread_candidates(cores)
+    if len(counts) == 1:
+        runtime.use_threads(counts[0])
+        return Threads(count=counts[0], reason=f"auto: the one choice on {cores} usable cores")
     served = threading.Event()
     imitation = threading.Thread(target=_serve, args=(served,), daemon=True)
     imitation.start()
     try:
-        speeds = {count: _speed(runtime, count) for count in thread_candidates(cores)}
+        speeds = {count: _speed(runtime, count) for count in counts}
     finally:
         served.set()
         imitation.join()

@@ -13,7 +13,8 @@ from appliance.engine.batch import Exactness, Segment
 from appliance.engine.llama_cpp.runtime import LlamaRuntime
 from appliance.engine.speculation import GuessCosts
 
-_SHORT, _LONG = 48, 72  # tokens of the prompt: the long one where batches may pass 64 rows
+# Tokens of the prompt: the long one where batches may pass 64 rows, which its first piece beside a row does.
+_SHORT, _MIDDLE, _LONG = 32, 48, 80
 _CROWDED_CELLS = 640
 _STEPS = 4
 _CHUNK = 7
@@ -21,7 +22,7 @@ ROWS = 4  # a narrow proposal and the token before it
 
 
 def measure_exactness(runtime: LlamaRuntime) -> Exactness:
-    """Run the shapes and compare; leaves the context empty. Takes about as long as 250 prompt tokens."""
+    """Run the shapes and compare; leaves the context empty. Takes about as long as 90 to 140 prompt tokens."""
     test = _SelfTest(runtime)
     try:
         return test.run()
@@ -51,14 +52,14 @@ def measure_draft_cost(runtime: LlamaRuntime, draft: LlamaRuntime) -> float:
 
 
 def _least_seconds(*evaluations: tuple[LlamaRuntime, int]) -> list[float]:
-    """The least that evaluating so many rows took, of four times each, in turns: what disturbs one disturbs the other.
+    """The least that evaluating so many rows took, of three times each, in turns: what disturbs one disturbs the other.
 
     One thread's own time does not count what others do on its core; several threads wait for each other. A clock
     that counts ticks, as User Mode Linux has for threads, stands still for an evaluation: then it is not used.
     """
     own: list[list[float]] = [[] for _ in evaluations]
     wall: list[list[float]] = [[] for _ in evaluations]
-    for _ in range(4):
+    for _ in range(3):
         for index, (runtime, rows) in enumerate(evaluations):
             own_start, start = time.thread_time(), time.perf_counter()
             runtime.decode([Segment(sequence=0, position=0, tokens=[1] * rows, outputs=rows)])
@@ -74,7 +75,9 @@ class _SelfTest:
     def __init__(self, runtime: LlamaRuntime) -> None:
         self._runtime = runtime
         options = runtime.options
-        wanted = _LONG if options.n_batch >= 64 else _SHORT
+        # Long enough that so many sequences fill the cells past the border, as far as they can.
+        filling = -(-_CROWDED_CELLS // max(1, options.n_sequences - 2))
+        wanted = _LONG if options.n_batch >= 64 else max(_SHORT, min(filling, _MIDDLE))
         self._size = max(1, min(wanted, options.n_batch, options.kv_tokens // 2 - _STEPS))
         # Fixed ids, spread over the vocabulary: what they mean does not matter.
         self._prompt = self._ids(self._size, 7919)
@@ -99,9 +102,12 @@ class _SelfTest:
         self._runtime.forget(0, start=self._size)
         verify = verify and self._together(0) == crowded
         self._runtime.forget(0, start=self._size)
-        batch = batch and self._packed(crowd, alone[0]) and self._beside_a_prompt(crowd, alone[0])
+        batch = batch and self._packed(crowd, alone[0])
+        row, prompt = self._beside_pieces(crowd) if batch else (b"", b"")
+        batch = batch and row in (b"", alone[0])
         self._runtime.forget(0)
-        chunk = self._prefill(0, _CHUNK) == start
+        # In pieces beside another row and the same bits: then also without it. Otherwise that has to be seen.
+        chunk = prompt == start or self._prefill(0, _CHUNK) == start
         return Exactness(batch=batch, verify=verify, chunk=chunk, rollback=True)
 
     def _prefill(self, sequence: int, chunk: int) -> bytes:
@@ -141,16 +147,24 @@ class _SelfTest:
             self._runtime.forget(sequence, start=self._size)
         return all(row == expected for row in rows)
 
-    def _beside_a_prompt(self, crowd: list[int], expected: bytes) -> bool:
-        """One row, and the rest of the batch is another sequence's prompt."""
+    def _beside_pieces(self, crowd: list[int]) -> tuple[bytes, bytes]:
+        """Logits of one row in company of most of another sequence's prompt, and of that prompt, ended in pieces.
+
+        Empty where the context has no room for them.
+        """
         options = self._runtime.options
         other = len(crowd) + 1
-        count = min(options.n_batch - 1, self._size)
-        if count < 1 or other >= options.n_sequences:
-            return True
-        beside = Segment(sequence=other, position=0, tokens=self._prompt[:count], outputs=0)
+        piece = min(options.n_batch - 1, self._size - 2 * _CHUNK)
+        if piece < 1 or other >= options.n_sequences:
+            return b"", b""
+        beside = Segment(sequence=other, position=0, tokens=self._prompt[:piece], outputs=0)
         self._runtime.decode([self._after(0, self._next[:1], 0), beside])
         row = self._runtime.logits(0).tobytes()
+        for start in range(piece, self._size, _CHUNK):
+            tokens = self._prompt[start : start + _CHUNK]
+            last = int(start + _CHUNK >= self._size)
+            self._runtime.decode([Segment(sequence=other, position=start, tokens=tokens, outputs=last)])
+        prompt = self._runtime.logits(len(tokens) - 1).tobytes()
         self._runtime.forget(0, start=self._size)
         self._runtime.forget(other)
-        return row == expected
+        return row, prompt
