@@ -18,8 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from appliance import answer
 from appliance import main as appliance
-from appliance import service
 from appliance.receipts import issuer, transcript
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     watch.watch(transcript.OutputTranscript, "add")
     watch.watch(transcript.Subject, "commit")
     for name in ("prompt_facts", "request_facts"):
-        watch.watch(service, name)
+        watch.watch(answer, name)
     issue = watch.timed(issuer.Issuer.issue)
 
     def issue_and_note(*args: Any) -> bytes:
