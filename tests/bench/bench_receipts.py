@@ -88,12 +88,12 @@ class Made:
             self.output.add(piece, number.to_bytes(4, "little"))
             self.stream.add_frame(b'data: {"choices":[{"index":0,"text":"' + piece.encode() + b'"}]}\n\n')
         self.output.finish = "length"
+        self.decoding = honest.whole_answer().decoding or {}
 
     def issue(self) -> bytes:
         """Everything from the finished answer to the signed receipt, every commitment included."""
         subject = self.subject
         prompt = prompt_facts(subject, [("Once upon a time" * 8, bytes(4 * 32))])
-        decoding = honest.whole_answer().decoding or {}
         execution = {"threads": 1, "batching": "none", "flash-attention": True, "template-date": None, "n-batch": 512}
         model = ModelFacts(
             name="smollm2-135m-instruct",
@@ -116,7 +116,7 @@ class Made:
             ),
             engine=engine,
             served=Served(model=model, engine=engine),
-            evaluation=Evaluation(prompt=prompt, decoding=decoding, outputs=(self.output,), execution=execution),
+            evaluation=Evaluation(prompt=prompt, decoding=self.decoding, outputs=(self.output,), execution=execution),
         )
         return self.issuer.issue(record, self.scope)
 
