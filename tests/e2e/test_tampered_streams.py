@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -24,6 +25,21 @@ R = Rejection
 ASK: dict[str, Any] = {"model": MODEL, "max_tokens": 40, "temperature": 0, "stop": ["zzz"]}
 PROMPT = "Count from one to thirty in words."
 Blocks = list[bytes]
+
+
+@pytest.fixture(scope="module")
+def glass(workspace: Path) -> Iterator[GlassAppliance]:
+    """One that does not guess ahead, so that each frame holds one token: what follows names frames by their number.
+
+    Right guesses share a frame, and whether there are any depends on what rows were found to cost at the start.
+    """
+    with GlassAppliance(MODEL, overrides={"engine": {"speculation": "off"}}) as appliance:
+        yield appliance
+
+
+@pytest.fixture(scope="module")
+def policy(glass: GlassAppliance, policy_file: Path) -> Policy:
+    return replace(Policy.load(policy_file), configs=frozenset({glass.config.digest()}))
 
 
 @pytest.fixture
