@@ -81,6 +81,9 @@ class LlamaRuntime:
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP
+        # Off: llama.cpp would repack weights for kernels that round in another order, and those for AMX, compiled by
+        # GCC 12, load a tile configuration that was never stored: the worker dies at the first product of two rows.
+        params.use_extra_bufts = False
         params.check_tensors = True
 
         def on_progress(fraction: float, user_data: object) -> bool:
