@@ -30,7 +30,7 @@ from pip_progress import Filter
 
 ROOT = Path(__file__).resolve().parents[1]
 _ENVIRON = os.environ  # noqa: TID251 - composition root
-NATIVE = ("native/llama_cpp/rows.cpp", "native/llama_cpp/rows.cmake")
+NATIVE = ("native/llama_cpp/rows.cpp", "native/llama_cpp/attested.cmake")
 FLAGS = ("-DLLAVA_BUILD=OFF", "-DGGML_LLAMAFILE=OFF", "-DLLAMA_BUILD_TOOLS=OFF")
 _NAME = "llama-cpp-python"
 
@@ -87,7 +87,7 @@ def build(
         partial = Path(name)
         requirement = partial / "requirement.txt"
         requirement.write_text(f"{_NAME}=={source.version} --hash=sha256:{source.sha256}\n", encoding="utf-8")
-        hook = shlex.quote(f"-DCMAKE_PROJECT_ggml_INCLUDE={root / 'native/llama_cpp/rows.cmake'}")
+        hook = shlex.quote(f"-DCMAKE_PROJECT_ggml_INCLUDE={root / 'native/llama_cpp/attested.cmake'}")
         command = [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--no-cache-dir", "--no-binary", _NAME]
         command += ["-r", str(requirement), "-w", str(partial / "out")]
         if run(command, {"CMAKE_ARGS": " ".join((*FLAGS, hook))}) != 0:

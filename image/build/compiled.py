@@ -34,9 +34,9 @@ LLAMA_FLAGS: Final = (
     "-DGGML_F16C=ON",
     "-DGGML_FMA=ON",
     "-DGGML_SSE42=ON",
-    f"-DCMAKE_PROJECT_ggml_INCLUDE={_NATIVE}/rows.cmake",
+    f"-DCMAKE_PROJECT_ggml_INCLUDE={_NATIVE}/attested.cmake",
 )
-NATIVE_FILES: Final = ("rows.cmake", "rows.cpp")
+NATIVE_FILES: Final = ("attested.cmake", "rows.cpp")
 """Of native/llama_cpp in the project: what CMake includes, and what that adds to ggml's library."""
 _LIBRARY: Final = "libggml-cpu.so"
 _ROWS_SYMBOL: Final = b"\x00attested_rows_bits\x00"  # as its name stands in the table of dynamic symbols

@@ -9,7 +9,7 @@
 // The other thing that makes a row differ in company is attention: with several threads ggml splits the tokens that a single
 // row looks at among them, and adds up in another order than for several rows. Here a single row takes the way of several.
 //
-// rows.cmake links this file into ggml-cpu and puts it in front of two functions: ggml_compute_forward_mul_mat_tiled, through
+// attested.cmake links this file into ggml-cpu and puts it in front of two functions: ggml_compute_forward_mul_mat_tiled, through
 // which ggml offers a whole product to a faster path, and ggml_compute_forward_flash_attn_ext. See docs/adr/0009.
 
 #define GGML_COMMON_DECL_CPP

@@ -86,7 +86,7 @@ def test_a_build_appears_whole_or_not_at_all(script: ModuleType, tmp_path: Path)
     assert list(folder.parent.iterdir()) == [folder]
     ((command, extra),) = said
     assert "--no-cache-dir" in command, "pip's cache does not know what a wheel was compiled from"
-    assert str(ROOT / "native/llama_cpp/rows.cmake") in extra["CMAKE_ARGS"]
+    assert str(ROOT / "native/llama_cpp/attested.cmake") in extra["CMAKE_ARGS"]
 
 
 def test_it_prints_nothing_but_the_path(tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ def test_another_byte_of_any_input_is_compiled_anew() -> None:
 
 
 def test_cmake_is_told_where_the_chroot_has_the_file() -> None:
-    assert "-DCMAKE_PROJECT_ggml_INCLUDE=/build/native/rows.cmake" in compiled.LLAMA_FLAGS
+    assert "-DCMAKE_PROJECT_ggml_INCLUDE=/build/native/attested.cmake" in compiled.LLAMA_FLAGS
     # The file next to it is found by its folder, and is compiled from there.
-    assert b"${CMAKE_CURRENT_LIST_DIR}/rows.cpp" in NATIVE["rows.cmake"]
+    assert b"${CMAKE_CURRENT_LIST_DIR}/rows.cpp" in NATIVE["attested.cmake"]
 
 
 def a_job(project: Path, commit: str = "HEAD") -> build.Job:
