@@ -151,7 +151,13 @@ def model_facts(name: str, loaded: LoadedModel) -> ModelFacts:
 
 
 def engine_facts(info: EngineInfo) -> EngineFacts:
-    return EngineFacts(name=info.name, version=info.version, digest=digests.engine_digest(info.libraries))
+    return EngineFacts(
+        name=info.name,
+        version=info.version,
+        digest=digests.engine_digest(info.libraries),
+        arithmetic=info.arithmetic,
+        kernels=info.kernels,
+    )
 
 
 def device_facts() -> DeviceFacts:

@@ -41,6 +41,7 @@ _POLICY = frozenset(
         Rejection.MODEL_NOT_ALLOWED,
         Rejection.CONFIG_NOT_ALLOWED,
         Rejection.DEVICE_NOT_ALLOWED,
+        Rejection.ARITHMETIC_NOT_ALLOWED,
         Rejection.REQUIRED_CLAIM_MISSING,
         Rejection.RECEIPT_CHAIN_GAP,
     }

@@ -10,6 +10,7 @@
     [receipt]                              # optional
     required_claims = ["gpu", "execution.batching"]
     devices = ["cpu"]                      # kinds of device an answer may come from
+    arithmetic = ["attested-1"]            # arithmetics an answer may have been computed in
     require_gap_free_chain = false
 
     [families.NAME]                        # what evidence of each family must show: docs/attestation.md
@@ -70,7 +71,8 @@ class Policy:
     """What the caller accepts. Raises PolicyFileError when it could not refuse anything.
 
     `models` maps each name to its acceptable 32-byte identities, `configs` holds acceptable configuration digests,
-    `devices` acceptable device kinds in receipts (None for either: not pinned). Limits are in seconds.
+    `devices` acceptable device kinds and `arithmetic` acceptable arithmetics in receipts (None for any of them: not
+    pinned). Limits are in seconds.
     """
 
     models: Mapping[str, frozenset[bytes]]
@@ -79,6 +81,7 @@ class Policy:
     configs: frozenset[bytes] | None = None
     required_claims: frozenset[str] = field(default=frozenset())
     devices: frozenset[str] | None = None
+    arithmetic: frozenset[str] | None = None
     require_gap_free_chain: bool = False
     max_channel_age_s: int = 3600
     max_continued_s: int = 600
@@ -93,8 +96,8 @@ class Policy:
         for claim in self.required_claims:
             if claim not in REQUIRABLE_CLAIMS and _EXECUTION_FACT.fullmatch(claim) is None:
                 raise PolicyFileError(f"receipt.required_claims: no receipt has a claim {claim!r}")
-        if self.devices is not None and (not self.devices or not all(_is_plain_name(kind) for kind in self.devices)):
-            raise PolicyFileError("receipt.devices: name at least one kind of device; there is no wildcard")
+        _check_names(self.devices, "receipt.devices", "kind of device")
+        _check_names(self.arithmetic, "receipt.arithmetic", "arithmetic")
         if type(self.require_gap_free_chain) is not bool:
             raise PolicyFileError("receipt.require_gap_free_chain: true or false")
         for name in _LIMITS:
@@ -132,6 +135,7 @@ class Policy:
             configs=_parse_pins(table.pop("configs"), "configs") if "configs" in table else None,
             required_claims=_parse_names(receipt, "required_claims") or frozenset(),
             devices=_parse_names(receipt, "devices"),
+            arithmetic=_parse_names(receipt, "arithmetic"),
             require_gap_free_chain=_parse_bool(receipt, "require_gap_free_chain"),
             **{name: _parse_limit(limits, name) for name in _LIMITS if name in limits},
         )
@@ -155,8 +159,9 @@ class Policy:
         lines += ["", "[receipt]"]
         if self.required_claims:
             lines.append(f"required_claims = [{', '.join(toml_text(c) for c in sorted(self.required_claims))}]")
-        if self.devices is not None:
-            lines.append(f"devices = [{', '.join(toml_text(kind) for kind in sorted(self.devices))}]")
+        for key, pinned in (("devices", self.devices), ("arithmetic", self.arithmetic)):
+            if pinned is not None:
+                lines.append(f"{key} = {toml_value(sorted(pinned))}")
         lines.append(f"require_gap_free_chain = {'true' if self.require_gap_free_chain else 'false'}")
         lines += ["", "[limits]"]
         lines += [f"{name} = {getattr(self, name)}" for name in _LIMITS]
@@ -165,6 +170,8 @@ class Policy:
     @property
     def digest(self) -> bytes:
         """32 bytes over the meaning of the policy (layout and order of the file do not count)."""
+        # Where it is pinned only: policies from before there was such a pin keep their digest.
+        arithmetic = {} if self.arithmetic is None else {"arithmetic": sorted(self.arithmetic)}
         return digests.labelled(
             "policy v1",
             cbor.encode(
@@ -177,6 +184,7 @@ class Policy:
                     "devices": None if self.devices is None else sorted(self.devices),
                     "gap-free": self.require_gap_free_chain,
                     "limits": [getattr(self, name) for name in _LIMITS],
+                    **arithmetic,
                 }
             ),
         )
@@ -208,6 +216,7 @@ def policy_from_reference(reference: ReferenceValues, *, unsafe_accept_insecure:
     return Policy(
         models={name: frozenset({identity}) for name, identity in reference.models.items()},
         configs=None if reference.config is None else frozenset({reference.config}),
+        arithmetic=None if reference.arithmetic is None else frozenset({reference.arithmetic}),
         families=parse_families(reference.families, report_only=False),
         insecure=UnsafeAcceptInsecure() if unsafe_accept_insecure else None,
     )
@@ -232,6 +241,11 @@ def _check_limit(name: str, value: object) -> None:
     least = 1 if name == "max_channel_age_s" else 0
     if type(value) is not int or not least <= value <= _MAX_LIMIT_S:
         raise PolicyFileError(f"limits.{name}: whole seconds, {least} to {_MAX_LIMIT_S}")
+
+
+def _check_names(names: frozenset[str] | None, where: str, what: str) -> None:
+    if names is not None and (not names or not all(_is_plain_name(name) for name in names)):
+        raise PolicyFileError(f"{where}: name at least one {what}; there is no wildcard")
 
 
 def _is_plain_name(name: object) -> bool:

@@ -289,9 +289,27 @@ def _check_policy(log: CheckLog, claims: ReceiptClaims, exchange: Exchange, poli
         )
     else:
         log.passed("device kind", claims.device.kind)
+    _check_arithmetic(log, claims, policy)
     if claims.response.status == names.STATUS_COMPLETE:
         answer_checks.required_claims(log, claims, policy.required_claims)
     answer_checks.issued_at(log, claims.iat, (exchange.sent_at, exchange.received_at), skew_s=policy.max_clock_skew_s)
+
+
+def _check_arithmetic(log: CheckLog, claims: ReceiptClaims, policy: Policy) -> None:
+    if policy.arithmetic is None:
+        log.not_checked("arithmetic", "the policy pins none")
+    elif claims.prompt is None:
+        log.not_checked("arithmetic", "the request was not evaluated")
+    elif claims.engine.arithmetic not in policy.arithmetic:
+        log.reject(
+            "arithmetic",
+            Rejection.ARITHMETIC_NOT_ALLOWED,
+            "the policy does not accept answers computed in this arithmetic",
+            expected=" or ".join(sorted(policy.arithmetic)),
+            actual=claims.engine.arithmetic or "none stated",
+        )
+    else:
+        log.passed("arithmetic", claims.engine.arithmetic or "")
 
 
 def _facts(claims: ReceiptClaims, attestation: AttestationResult) -> tuple[Fact, ...]:
@@ -309,6 +327,10 @@ def _facts(claims: ReceiptClaims, attestation: AttestationResult) -> tuple[Fact,
         ("device", f"{claims.device.kind} {claims.device.digest.hex()}", signed),
         ("engine", f"{claims.engine.name} {claims.engine.version} {claims.engine.digest.hex()}", signed),
     ]
+    if claims.engine.arithmetic is not None:
+        rows.append(("arithmetic", claims.engine.arithmetic, signed))
+    if claims.engine.kernels is not None:
+        rows.append(("kernels", claims.engine.kernels, signed))
     if claims.model is not None:
         rows.append(("model", f"{claims.model.name} {claims.model.identity.hex()}", signed))
     if claims.prompt is not None:

@@ -6,6 +6,7 @@ A TOML file with a closed schema: `appliance reference-values` prints it, `appli
     source = "where these values were computed, for people"
     config = "<64 hex>"        # digest of the configuration, optional
     engine = "<64 hex>"        # digest of the native libraries, optional
+    arithmetic = "attested-1"  # what answers are computed in, optional
 
     [models]
     "NAME" = "<64 hex>"        # model identity by content, one per name
@@ -35,13 +36,15 @@ _WILDCARDS = frozenset({"any", "*", "all", "none"})
 class ReferenceValues:
     """`models` maps names to 32-byte identities; `config` and `engine` are 32-byte digests; `source` is prose.
 
-    `families` holds tables as a policy has them; they are judged when a policy is made of them.
+    `arithmetic` is a name as in receipts. `families` holds tables as a policy has them; they are judged when a policy
+    is made of them.
     """
 
     source: str
     models: Mapping[str, bytes]
     config: bytes | None = None
     engine: bytes | None = None
+    arithmetic: str | None = None
     families: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -70,6 +73,7 @@ class ReferenceValues:
             models={name: parse_digest(value, f"models.{name}") for name, value in models.items()},
             config=parse_digest(table.pop("config"), "config") if "config" in table else None,
             engine=parse_digest(table.pop("engine"), "engine") if "engine" in table else None,
+            arithmetic=take_text(table, "arithmetic") if "arithmetic" in table else None,
             families=take_table(table, "families") if "families" in table else {},
         )
         check_nothing_left(table, "")
@@ -81,6 +85,8 @@ class ReferenceValues:
             lines.append(f'config = "{self.config.hex()}"')
         if self.engine is not None:
             lines.append(f'engine = "{self.engine.hex()}"')
+        if self.arithmetic is not None:
+            lines.append(f"arithmetic = {toml_text(self.arithmetic)}")
         lines += ["", "[models]"]
         lines += [f'{toml_text(name)} = "{digest.hex()}"' for name, digest in sorted(self.models.items())]
         for name, table in sorted(self.families.items()):

@@ -59,6 +59,7 @@ def policy_facts(policy: Policy) -> Facts:
         *((f"model {name}", sorted(pins)) for name, pins in sorted(policy.models.items())),
         ("configs", "not pinned" if policy.configs is None else sorted(policy.configs)),
         ("devices", "not pinned" if policy.devices is None else sorted(policy.devices)),
+        ("arithmetic", "not pinned" if policy.arithmetic is None else sorted(policy.arithmetic)),
         ("required claims", sorted(policy.required_claims) or "none"),
         ("gap-free chain", policy.require_gap_free_chain),
         ("max_channel_age_s", policy.max_channel_age_s),

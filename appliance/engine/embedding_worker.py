@@ -79,6 +79,8 @@ class EmbeddingWorker(WorkerLoop["EmbeddingScheduler"]):
                 "vocabulary": runtime.vocabulary_size,
                 "version": libraries.version(),
                 "libraries": [[name, digest] for name, digest in libraries.digests()],
+                "arithmetic": libraries.arithmetic(),
+                "kernels": libraries.variant(),
                 "threads": threads.count,
                 "threads_reason": threads.reason,
                 # Vectors come of one shape or of many inputs together: the other shapes do not occur.

@@ -1,6 +1,6 @@
 """A bounded reader of GGUF metadata (versions 2 and 3), little-endian.
 
-Source: the GGUF specification in ggml-org/ggml, docs/gguf.md. Reads key-value pairs only, never tensor data, and only
+Source: the GGUF specification in ggml-org/ggml, docs/gguf.md. Reads pairs and descriptions of tensors, never data, only
 from bytes whose SHA-256 was already checked. Every count and length is bounded before anything is allocated for it.
 """
 
@@ -11,7 +11,7 @@ import hashlib
 import mmap
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -26,6 +26,7 @@ MAX_STRING_BYTES = 16 * 1024 * 1024
 MAX_ELEMENTS = 8 * 1024 * 1024
 MAX_METADATA_BYTES = 256 * 1024 * 1024
 MAX_NESTING = 4
+MAX_DIMENSIONS = 4
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -115,22 +116,55 @@ def tokenizer_digest(metadata: Mapping[str, object]) -> bytes:
 
 def read_metadata(fd: int) -> Metadata:
     """Return all key-value pairs of the GGUF file behind `fd`. Raises BootError on anything malformed."""
+    return _read(fd, parse_metadata)
+
+
+def read_tensors(fd: int) -> dict[str, int]:
+    """`parse_tensors` of the GGUF file behind `fd`. Raises BootError."""
+    return _read(fd, parse_tensors)
+
+
+def _read(fd: int, parse: Callable[[mmap.mmap], T]) -> T:
     try:
         with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as view:
-            return parse_metadata(view)
+            return parse(view)
     except (OSError, ValueError) as error:
         raise BootError(f"cannot read the model's metadata: {error}") from error
 
 
 def parse_metadata(data: bytes | mmap.mmap) -> Metadata:
     """Return all key-value pairs of a GGUF file's bytes. Raises BootError on anything malformed."""
+    return _parse_pairs(_Reader(data))[1]
+
+
+def parse_tensors(data: bytes | mmap.mmap) -> dict[str, int]:
+    """Name and type number of every tensor of a GGUF file's bytes. Raises BootError on anything malformed."""
     reader = _Reader(data)
+    count, _ = _parse_pairs(reader)
+    tensors: dict[str, int] = {}
+    for _ in range(count):
+        name = reader.string(MAX_KEY_BYTES)
+        if name in tensors:
+            raise BootError("malformed GGUF: two tensors have one name")
+        dimensions = reader.u32()
+        if dimensions > MAX_DIMENSIONS:
+            raise BootError(
+                f"malformed GGUF: a tensor of {dimensions} dimensions, at most {MAX_DIMENSIONS} are accepted"
+            )
+        reader.take(8 * dimensions)
+        tensors[name] = reader.u32()
+        reader.take(8)  # where its data begin
+    return tensors
+
+
+def _parse_pairs(reader: _Reader) -> tuple[int, Metadata]:
+    """The number of tensors, and the pairs; the reader stands before the first tensor's description."""
     if reader.take(4) != b"GGUF":
         raise BootError("the model is not a GGUF file: wrong magic")
     version = reader.u32()
     if version not in (2, 3):
         raise BootError(f"GGUF version {version} is not supported, only 2 and 3 (little-endian)")
-    reader.count(MAX_TENSORS, "tensors")
+    tensors = reader.count(MAX_TENSORS, "tensors")
     pairs = reader.count(MAX_PAIRS, "metadata pairs")
     metadata: Metadata = {}
     for _ in range(pairs):
@@ -138,7 +172,7 @@ def parse_metadata(data: bytes | mmap.mmap) -> Metadata:
         if key in metadata:
             raise BootError("malformed GGUF: a metadata key appears twice")
         metadata[key] = reader.value(reader.u32(), 0)
-    return metadata
+    return tensors, metadata
 
 
 class _Reader:

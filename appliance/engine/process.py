@@ -12,7 +12,7 @@ from pathlib import Path
 import appliance
 from appliance.engine.batch import Exactness
 from appliance.engine.channel import LIMIT_BYTES, ChannelError, ChannelProtocol, Message, connect
-from appliance.engine.messages import take, unpack_chat_format
+from appliance.engine.messages import optional, take, unpack_chat_format
 from appliance.engine.settings import Threads
 from appliance.engine.types import ChatFormat
 from appliance.errors import BootError
@@ -46,6 +46,8 @@ class WorkerIdentity:
 
     version: str
     libraries: tuple[tuple[str, bytes], ...]
+    arithmetic: str
+    kernels: str | None
     vocabulary_size: int
     exactness: Exactness
     chat: ChatFormat
@@ -185,6 +187,8 @@ def _identity(message: Message) -> WorkerIdentity:
     return WorkerIdentity(
         version=take(message, "version", str),
         libraries=tuple(libraries),
+        arithmetic=take(message, "arithmetic", str),
+        kernels=optional(message, "kernels", str),
         vocabulary_size=take(message, "vocabulary", int),
         exactness=_exactness(take(message, "exactness", list)),
         chat=unpack_chat_format(take(message, "chat", dict)) if "chat" in message else ChatFormat(),

@@ -24,6 +24,7 @@ from appliance.engine.pooling import resolve_pooling
 from appliance.engine.process import WorkerIdentity, WorkerProcess, WorkerStart
 from appliance.engine.sealed import SealedModel, seal_model
 from appliance.engine.settings import DRAFT_MODEL, SPECULATIONS, EngineSettings, resolve_cells
+from appliance.engine.tensor_types import LLAMA_CPP, describe_kernels, read_tensor_types, uncovered
 from appliance.engine.types import EngineEvent, EngineInfo, Finished, GenerationJob, LoadedModel
 from appliance.errors import ApplianceError, BadRequest, BootError, EngineFailed, TooLarge, Unavailable
 
@@ -44,6 +45,8 @@ class SupervisedEngine:
         self._cores = len(os.sched_getaffinity(0))
         self._sealed: SealedModel | None = None
         self._facts: ModelFacts | None = None
+        self._uncovered: tuple[str, ...] = ()
+        """Types of the model's tensors that this project's kernels do not cover."""
         self._draft: SealedModel | None = None
         self._draft_facts: ModelFacts | None = None
         self._identity: WorkerIdentity | None = None
@@ -65,6 +68,7 @@ class SupervisedEngine:
     def info(self) -> EngineInfo:
         """Raises RuntimeError before `start` returned."""
         identity = self._started()
+        covered = not self._uncovered
         return EngineInfo(
             name="llama.cpp",
             version=identity.version,
@@ -72,6 +76,8 @@ class SupervisedEngine:
             threads=identity.threads.count,
             threads_reason=identity.threads.reason,
             exactness=identity.exactness,
+            arithmetic=identity.arithmetic if covered else LLAMA_CPP,
+            kernels=identity.kernels,
         )
 
     @property
@@ -127,6 +133,7 @@ class SupervisedEngine:
         try:
             self._sealed = await self._seal(model, "model", progress)
             self._facts = await asyncio.to_thread(read_facts, self._sealed.fd, chat_template=settings.chat_template)
+            self._uncovered = uncovered(await asyncio.to_thread(read_tensor_types, self._sealed.fd))
             self._check_purpose(self._facts)
             self._check_lengths(self._facts)
             if draft is not None:
@@ -140,6 +147,7 @@ class SupervisedEngine:
             raise
         info = self.info
         _LOG.info("%s %s runs with %d threads (%s)", info.name, info.version, info.threads, info.threads_reason)
+        _LOG.info("arithmetic %s, %s", info.arithmetic, describe_kernels(info.kernels, self._uncovered))
         _LOG.info("shapes that are exact on this model: %s", info.exactness.describe())
         _LOG.info("the chat template: %s", self.model.chat.describe())
         self._watch = asyncio.create_task(self._keep_running(), name="engine-supervisor")

@@ -233,7 +233,8 @@ class LoadedModel:
 class EngineInfo:
     """Identity of the engine: name, version, and the native libraries mapped in the worker.
 
-    `libraries` is sorted (basename, SHA-256). `exactness` is what the self-test found at the load.
+    `libraries` is sorted (basename, SHA-256). `exactness` is what the self-test found at the load. `arithmetic` and
+    `kernels` are those of receipts (docs/receipt-format.md); None where nothing is computed, or no kernel computes.
     """
 
     name: str
@@ -242,3 +243,5 @@ class EngineInfo:
     threads: int
     threads_reason: str
     exactness: Exactness = EXACT
+    arithmetic: str | None = None
+    kernels: str | None = None

@@ -120,6 +120,8 @@ class Worker(WorkerLoop[Scheduler]):
                 "vocabulary": runtime.vocabulary_size,
                 "version": libraries.version(),
                 "libraries": [[name, digest] for name, digest in libraries.digests()],
+                "arithmetic": libraries.arithmetic(),
+                "kernels": libraries.variant(),
                 "threads": threads.count,
                 "threads_reason": threads.reason,
                 "exactness": [exactness.batch, exactness.verify, exactness.chunk, exactness.rollback],

@@ -71,17 +71,29 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
+    """`arithmetic` names what fixes every bit of the logits, `kernels` the variant that computed; None: not stated."""
+
     name: str
     version: str
     digest: bytes
+    arithmetic: str | None = None
+    kernels: str | None = None
 
     def to_map(self) -> dict[str, object]:
-        return {"name": self.name, "version": self.version, "digest": self.digest}
+        fields: dict[str, object] = {"name": self.name, "version": self.version, "digest": self.digest}
+        stated = {"arithmetic": self.arithmetic, "kernels": self.kernels}
+        return fields | {key: text for key, text in stated.items() if text is not None}
 
     @classmethod
     def parse(cls, value: object) -> EngineFacts:
         reader = MapReader(value, "engine", _CODE)
-        facts = cls(name=reader.text("name"), version=reader.text("version"), digest=reader.bstr("digest", 32))
+        facts = cls(
+            name=reader.text("name"),
+            version=reader.text("version"),
+            digest=reader.bstr("digest", 32),
+            arithmetic=reader.text("arithmetic") if reader.has("arithmetic") else None,
+            kernels=reader.text("kernels") if reader.has("kernels") else None,
+        )
         reader.finish()
         return facts
 

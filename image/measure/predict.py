@@ -94,6 +94,7 @@ def predict(plan: Plan) -> Prediction:
         models=plan.models.models,
         config=plan.models.config,
         engine=plan.models.engine,
+        arithmetic=plan.models.arithmetic,
         families={family.name: family.table for family in families},
     )
     try:

@@ -125,6 +125,7 @@ REACHED: dict[Rejection, tuple[str, ...]] = {
         "tests/e2e/test_restarts.py::test_replaced_by_something_else",
     ),
     R.DEVICE_NOT_ALLOWED: (RECEIPTS, LIES, GPUS, f"{SNP}::test_a_guest_that_is_not_the_one_is_asked_nothing"),
+    R.ARITHMETIC_NOT_ALLOWED: (RECEIPTS, LIES),
     R.REQUIRED_CLAIM_MISSING: (RECEIPTS, "tests/e2e/test_tampered_receipts.py::test_a_receipt_without_its_salt"),
     R.RECEIPT_MISSING: (RUBBISH, STREAMS),
     R.RECEIPT_ID_MISMATCH: (LIES, "tests/e2e/test_clients.py::test_a_rejection_is_neither_retried_nor_hidden"),

@@ -63,6 +63,8 @@ LIES: list[tuple[int, tuple[Any, ...], Any, Rejection | None, Rejection | None]]
     (names.CLAIM_ENGINE, ("name",), "other", None, None),
     (names.CLAIM_ENGINE, ("version",), "0", None, None),
     (names.CLAIM_ENGINE, ("digest",), OTHER, None, None),
+    (names.CLAIM_ENGINE, ("arithmetic",), "llama.cpp", R.ARITHMETIC_NOT_ALLOWED, R.ARITHMETIC_NOT_ALLOWED),
+    (names.CLAIM_ENGINE, ("kernels",), "other", None, None),
     (names.CLAIM_REQUEST, ("method",), "PUT", R.REQUEST_MISMATCH, R.REQUEST_MISMATCH),
     (names.CLAIM_REQUEST, ("route",), "/v1/completions", R.REQUEST_MISMATCH, R.REQUEST_MISMATCH),
     (names.CLAIM_REQUEST, ("length",), 1, R.REQUEST_MISMATCH, R.REQUEST_MISMATCH),
@@ -122,7 +124,7 @@ def honest(glass: GlassAppliance) -> Iterator[GlassAppliance]:
 @pytest.fixture(scope="module")
 def narrow(policy: Policy) -> Policy:
     """The policy with everything pinned that it can pin."""
-    return replace(policy, devices=frozenset({"cpu"}))
+    return replace(policy, devices=frozenset({"cpu"}), arithmetic=frozenset({"attested-1"}))
 
 
 def ask(glass: GlassAppliance, policy: Policy, *, stream: bool, linked: bool = False) -> VerifiedAnswer:

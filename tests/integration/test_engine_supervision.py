@@ -108,6 +108,20 @@ async def test_b184_a_wedged_worker_is_replaced(engine: SupervisedEngine) -> Non
     assert engine.worker_pid != pid
 
 
+async def test_the_engine_names_its_arithmetic_and_the_variant_in_use(
+    smollm2: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = SupervisedEngine(settings_for(smollm2))
+    with caplog.at_level("INFO"):
+        await made.start(lambda phase, fraction: None)
+    try:
+        assert made.info.arithmetic == "attested-1"
+        assert made.info.kernels in ("plain", "avx2", "avx-vnni", "avx512-vnni", "amx-int8")
+        assert f"arithmetic attested-1, kernels {made.info.kernels}" in caplog.text
+    finally:
+        await made.stop(5.0)
+
+
 async def test_an_idle_worker_stays(engine: SupervisedEngine) -> None:
     pid = engine.worker_pid
     await asyncio.sleep(2.0)  # longer than stall_s

@@ -361,7 +361,9 @@ class InsecureAppliance:
             channel=connection.binder,
             config=self.config,
             device=DeviceFacts(kind="cpu", digest=seeded("device")),
-            engine=EngineFacts(name="simulated", version="1", digest=seeded("engine")),
+            engine=EngineFacts(
+                name="simulated", version="1", digest=seeded("engine"), arithmetic="attested-1", kernels="avx2"
+            ),
             request=RequestFacts(
                 method=head.method,
                 route=head.route,

@@ -258,6 +258,8 @@ def form_faults() -> Iterator[Fault]:
         ("432-embedding-field-unknown", "a field nobody defined inside embedding", embedded, put_in(-70017, scale=2)),
         ("433-embedding-without-prompt", "vectors of no prompt", embedded, drop(-70011)),
         ("434-embedding-and-output", "vectors and generated text in one receipt", embedded, lambda c: c.update({-70012: pairs_of(whole)[-70012], -70014: pairs_of(whole)[-70014]})),
+        ("437-arithmetic-empty", "an arithmetic without a name", whole, put_in(-70009, arithmetic="")),
+        ("438-kernels-null", "null for a variant that is not stated", whole, put_in(-70009, kernels=None)),
         ("435-refused-embedding", "a refusal with vectors", cut_short, put_in(-70013, status="refused")),
     )  # fmt: skip
     twins = {whole: WHOLE, streamed: STREAMED, refused: REFUSED, embedded: EMBEDDED, cut_short: CUT_SHORT}

@@ -157,7 +157,11 @@ def whole_answer() -> receipt.ReceiptClaims:
         config=CONFIG,
         device=receipt.DeviceFacts(kind="cpu", digest=digests.device_digest({"machine": "x86_64"})),
         engine=receipt.EngineFacts(
-            name="llama.cpp", version="0.3.36", digest=digests.engine_digest([("libllama.so", seed("libllama.so"))])
+            name="llama.cpp",
+            version="0.3.36",
+            digest=digests.engine_digest([("libllama.so", seed("libllama.so"))]),
+            arithmetic="attested-1",
+            kernels="avx512-vnni",
         ),
         request=receipt.RequestFacts(
             method="POST",

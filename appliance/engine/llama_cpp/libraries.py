@@ -8,6 +8,10 @@ from pathlib import Path
 
 import llama_cpp
 
+from appliance.engine.tensor_types import LLAMA_CPP
+
+_SYMBOLS = ("attested_arithmetic", "attested_variant", "attested_variant_available", "attested_use_variant")
+
 
 def mapped() -> tuple[Path, ...]:
     """llama-cpp-python's native libraries in this process, sorted by name."""
@@ -28,14 +32,35 @@ def digests() -> tuple[tuple[str, bytes], ...]:
 def kernels() -> ctypes.CDLL | None:
     """The library with this project's kernels (native/llama_cpp, docs/adr/0009); None in a build without them.
 
-    It is the mapped one: other names of the same file would load a second copy.
+    It is the mapped one: other names of the same file would load a second copy. Raises RuntimeError for a library that
+    has some of the kernels' symbols and not all of them.
     """
     for path in mapped():
         if path.name.startswith("libggml-cpu"):
             library = ctypes.CDLL(str(path))
-            if hasattr(library, "attested_rows_bits"):
-                return library
+            missing = [name for name in _SYMBOLS if not hasattr(library, name)]
+            if len(missing) == len(_SYMBOLS):
+                return None
+            if missing:
+                raise RuntimeError(
+                    f"{path.name} is of another version of this project: it lacks {', '.join(missing)}; build it again"
+                )
+            library.attested_arithmetic.restype = library.attested_variant.restype = ctypes.c_char_p
+            library.attested_variant_available.restype = library.attested_use_variant.restype = ctypes.c_bool
+            return library
     return None
+
+
+def arithmetic() -> str:
+    """What fixes the bits that these libraries compute, as receipts name it."""
+    library = kernels()
+    return LLAMA_CPP if library is None else str(library.attested_arithmetic().decode())
+
+
+def variant() -> str | None:
+    """The variant of this project's kernels in use; None in a build without them."""
+    library = kernels()
+    return None if library is None else str(library.attested_variant().decode())
 
 
 def version() -> str:

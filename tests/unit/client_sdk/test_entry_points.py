@@ -45,6 +45,7 @@ STRICTER = {
     Rejection.MODEL_NOT_ALLOWED: lambda p: replace(p, models={MODEL: frozenset({OTHER})}),
     Rejection.CONFIG_NOT_ALLOWED: lambda p: replace(p, configs=frozenset({OTHER})),
     Rejection.DEVICE_NOT_ALLOWED: lambda p: replace(p, devices=frozenset({"abacus"})),
+    Rejection.ARITHMETIC_NOT_ALLOWED: lambda p: replace(p, arithmetic=frozenset({"attested-2"})),
     Rejection.REQUIRED_CLAIM_MISSING: lambda p: replace(p, required_claims=frozenset({"gpu"})),
 }
 

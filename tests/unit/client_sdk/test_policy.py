@@ -58,8 +58,13 @@ def test_a_policy_written_out_reads_back_the_same(text: str) -> None:
 
 def test_the_digest_is_over_the_meaning() -> None:
     assert Policy.parse(GOOD).digest == Policy.parse("# comment\n" + GOOD.replace(PIN, PIN.upper())).digest
-    changes = ["\n[limits]\nmax_continued_s = 0\n", '\n[receipt]\ndevices = ["cpu"]\n', f'\n"b" = ["{PIN}"]\n']
-    assert len({Policy.parse(GOOD + change).digest for change in ["", *changes]}) == 4
+    changes = [
+        "\n[limits]\nmax_continued_s = 0\n",
+        '\n[receipt]\ndevices = ["cpu"]\n',
+        '\n[receipt]\narithmetic = ["attested-1"]\n',
+        f'\n"b" = ["{PIN}"]\n',
+    ]
+    assert len({Policy.parse(GOOD + change).digest for change in ["", *changes]}) == 5
 
 
 BAD = {
@@ -88,6 +93,9 @@ BAD = {
     "B044-star": GOOD.replace(f'["{PIN}"]', '["*"]'),
     "B044-any-model": GOOD.replace('"smollm2"', '"any"'),
     "B044-star-model": GOOD.replace('"smollm2"', '"*"'),
+    "arithmetic-any": GOOD + '[receipt]\narithmetic = ["any"]\n',
+    "arithmetic-empty": GOOD + "[receipt]\narithmetic = []\n",
+    "arithmetic-text": GOOD + '[receipt]\narithmetic = "attested-1"\n',
     "B044-devices-any": GOOD + '[receipt]\ndevices = ["any"]\n',
     "model-name-empty": GOOD.replace('"smollm2"', '""'),
     "model-name-blank": GOOD.replace('"smollm2"', '" smollm2"'),
@@ -181,6 +189,7 @@ REFERENCE = f"""version = 1
 source = "built on Tuesday"
 config = "{OTHER}"
 engine = "{PIN}"
+arithmetic = "attested-1"
 
 [models]
 "smollm2" = "{PIN}"
@@ -193,6 +202,7 @@ def test_reference_values_become_a_policy_only_with_the_opt_in() -> None:
     policy = policy_from_reference(reference, unsafe_accept_insecure=True)
     assert policy.models == {"smollm2": PINS}
     assert policy.configs == frozenset({bytes.fromhex(OTHER)})
+    assert policy.arithmetic == frozenset({"attested-1"})
     assert Policy.parse(policy.to_toml()) == policy
     with pytest.raises(PolicyFileError, match="family"):
         policy_from_reference(reference, unsafe_accept_insecure=False)
@@ -205,6 +215,8 @@ def test_reference_values_become_a_policy_only_with_the_opt_in() -> None:
         REFERENCE.replace("version = 1", "version = 3"),
         REFERENCE.replace('source = "built on Tuesday"\n', ""),
         REFERENCE.replace('"built on Tuesday"', '" "'),
+        REFERENCE.replace('"attested-1"', '""'),
+        REFERENCE.replace('"attested-1"', '["attested-1"]'),
         REFERENCE.replace(f'"smollm2" = "{PIN}"', ""),
         REFERENCE.replace(f'"smollm2" = "{PIN}"', f'"smollm2" = ["{PIN}"]'),
         REFERENCE.replace(PIN, PIN[:10]),

@@ -119,6 +119,11 @@ def under(**policy: Any) -> Fault:
     )
 
 
+def without_arithmetic(client: Attested) -> tuple[Attested, Answer]:
+    pinned = replace(client, policy=policy_for(client.appliance, arithmetic=frozenset({"attested-1"})))
+    return part("engine", arithmetic=None, kernels=None)(pinned)
+
+
 def flipped_signature(client: Attested) -> tuple[Attested, Answer]:
     answer = client.answer(**ASKED)
     return client, replace(answer, receipt=answer.receipt[:-1] + bytes((answer.receipt[-1] ^ 1,)))
@@ -249,6 +254,8 @@ FAULTS: list[tuple[str, Rejection, Fault]] = [
     ("gpu-not-attested", R.DEVICE_NOT_ALLOWED, part("device", gpu=seeded("gpu"))),
     ("policy-model", R.MODEL_NOT_ALLOWED, under(models={MODEL: frozenset({seeded("newer model")})})),
     ("policy-device", R.DEVICE_NOT_ALLOWED, under(devices=frozenset({"cuda"}))),
+    ("policy-arithmetic", R.ARITHMETIC_NOT_ALLOWED, under(arithmetic=frozenset({"attested-2"}))),
+    ("arithmetic-not-stated", R.ARITHMETIC_NOT_ALLOWED, without_arithmetic),
     ("policy-required-claim", R.REQUIRED_CLAIM_MISSING, under(required_claims=frozenset({"gpu"}))),
     ("policy-required-fact", R.REQUIRED_CLAIM_MISSING, under(required_claims=frozenset({"execution.speculation"}))),
     ("iat-before-sending", R.RECEIPT_TIME, claims(iat=int(NOW) - 301)),
@@ -305,6 +312,14 @@ def test_requests_whose_effect_the_receipt_states(parameters: dict[str, Any]) ->
 def test_plain_completions() -> None:
     client = attested()
     client.verify(client.appliance.answer(completion_request(), client.connection, route=COMPLETIONS))
+
+
+def test_a_pinned_arithmetic_passes_and_a_refusal_computed_nothing() -> None:
+    client = attested(arithmetic=frozenset({"attested-1", "attested-2"}))
+    receipt = client.verify(client.answer())
+    assert ("arithmetic", "passed") in {(check.name, check.status) for check in receipt.checks}
+    shown = {fact.name: fact.value for fact in receipt.facts}
+    assert (shown["arithmetic"], shown["kernels"]) == ("attested-1", "avx2")
 
 
 def test_pinned_devices_and_required_claims_pass_when_present() -> None:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.engine.gguf import facts_of, parse_metadata, tokenizer_digest
+from appliance.engine.gguf import facts_of, parse_metadata, parse_tensors, tokenizer_digest
+from appliance.engine.tensor_types import describe_kernels, read_tensor_types, uncovered
 from appliance.errors import BootError
 from client_sdk.wire import cbor
 
@@ -82,6 +85,61 @@ def test_a_model_without_a_template_has_no_digest_of_one() -> None:
 
 def test_version_2_reads_alike() -> None:
     assert parse_metadata(gguf(version=2)) == parse_metadata(GOOD)
+
+
+def with_tensors(*tensors: tuple[str, int], dimensions: int = 2) -> bytes:
+    """A file that describes tensors (name, type) and has no data."""
+    described = b"".join(
+        string(name) + struct.pack("<I", dimensions) + bytes(8 * dimensions) + struct.pack("<IQ", kind, 0)
+        for name, kind in tensors
+    )
+    return GOOD[:8] + struct.pack("<Q", len(tensors)) + GOOD[16:] + described
+
+
+def test_tensors_and_their_types() -> None:
+    assert parse_tensors(with_tensors(("a.weight", 3), ("b.weight", 0))) == {"a.weight": 3, "b.weight": 0}
+    assert parse_tensors(GOOD) == {}
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (with_tensors(("a", 0), ("a", 0)), "two tensors have one name"),
+        (with_tensors(("a", 0), dimensions=5), "a tensor of 5 dimensions"),
+        (with_tensors(("a", 0))[:-1], "runs past its end"),
+    ],
+)
+def test_malformed_descriptions_of_tensors(data: bytes, what: str) -> None:
+    with pytest.raises(BootError, match=what):
+        parse_tensors(data)
+
+
+def file_of(path: Path, data: bytes) -> int:
+    path.write_bytes(data)
+    return os.open(path, os.O_RDONLY)
+
+
+def test_a_type_that_nothing_computes_with_is_refused_by_name(tmp_path: Path) -> None:
+    fd = file_of(tmp_path / "model.gguf", with_tensors(("blk.0.attn_q.weight", 3), ("blk.0.odd.weight", 36)))
+    try:
+        with pytest.raises(
+            BootError, match=r"tensor blk\.0\.odd\.weight has the type 36 of ggml.*supported are F32, F16"
+        ):
+            read_tensor_types(fd)
+    finally:
+        os.close(fd)
+
+
+def test_types_without_kernels_are_served_and_named(tmp_path: Path) -> None:
+    fd = file_of(tmp_path / "model.gguf", with_tensors(("a", 12), ("b", 0), ("c", 21), ("d", 26)))
+    try:
+        types = read_tensor_types(fd)
+    finally:
+        os.close(fd)
+    assert uncovered(types) == ("IQ3_S",)
+    assert uncovered(types - {21}) == ()
+    assert "do not cover this model's IQ3_S" in describe_kernels("avx2", uncovered(types))
+    assert "none of this project's kernels" in describe_kernels(None, ())
 
 
 def huge(offset: int) -> bytes:
