@@ -2,8 +2,8 @@
 
     python scripts/engine_wheel.py --log LOGFILE
 
-The source is the one that image/lock.toml pins by its SHA-256. Its kernels for several rows at once are
-native/llama_cpp (docs/adr/0009); llamafile's are off, because more shapes of a batch then give equal bits.
+The source is the one that image/lock.toml pins by its SHA-256. This project's kernels are
+native/llama_cpp (docs/adr/0010); llamafile's are off, because more shapes of a batch then give equal bits.
 Wheels are kept in ~/.cache/attested-inference/engine (XDG_CACHE_HOME), each under a digest of everything that
 decides what is compiled, the processor included: the compiler uses what this one has. pip's own cache knows
 none of that. Standard library alone: it runs before anything is installed.
@@ -30,7 +30,7 @@ from pip_progress import Filter
 
 ROOT = Path(__file__).resolve().parents[1]
 _ENVIRON = os.environ  # noqa: TID251 - composition root
-NATIVE = ("native/llama_cpp/rows.cpp", "native/llama_cpp/attested.cmake")
+NATIVE = "native/llama_cpp"
 FLAGS = ("-DLLAVA_BUILD=OFF", "-DGGML_LLAMAFILE=OFF", "-DLLAMA_BUILD_TOOLS=OFF")
 _NAME = "llama-cpp-python"
 
@@ -68,7 +68,8 @@ def machine() -> Mapping[str, str]:
 
 def key(source: Source, root: Path, environment: Mapping[str, str]) -> str:
     """Names a wheel: 32 hexadecimal digits over source, flags, the bytes of our kernels and `environment`."""
-    native = {path: hashlib.sha256((root / path).read_bytes()).hexdigest() for path in NATIVE}
+    files = sorted(path for path in (root / NATIVE).iterdir() if path.is_file())
+    native = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     told = [source.version, source.sha256, FLAGS, native, dict(environment)]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 

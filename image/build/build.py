@@ -84,8 +84,7 @@ def build(lock: Lock, job: Job) -> None:
 
 def native(job: Job) -> dict[str, bytes]:
     """What the project adds to llama.cpp, as it is in the commit, by file name. Raises BuildError."""
-    paths = [f"{_NATIVE}/{name}" for name in compiled.NATIVE_FILES]
-    return {Path(path).name: content for path, content in tree.committed(job.project, job.commit, paths).items()}
+    return {Path(path).name: content for path, content in tree.committed(job.project, job.commit, [_NATIVE]).items()}
 
 
 def own_file(job: Job, name: str) -> bytes:
@@ -177,7 +176,7 @@ def _facts(job: Job, chroot: Chroot, work: Path) -> None:
 
 def _own(job: Job) -> tuple[sbom.Component, sbom.Component]:
     """The project's code and the model, for the list of contents: both are in no lock."""
-    paths = [*tree.PROJECT, *(f"{_NATIVE}/{name}" for name in compiled.NATIVE_FILES)]
+    paths = [*tree.PROJECT, _NATIVE]
     paths += [f"{_OWN}/{name}" for name in _OWN_FILES]
     files = tree.committed(job.project, job.commit, paths)
     pyproject = tree.committed(job.project, job.commit, ["pyproject.toml"])["pyproject.toml"]

@@ -2,7 +2,8 @@
 
 llama.cpp chooses no variant at run time: variants give other bits, so the same prompt would get another answer
 on another machine. This build needs x86-64-v3 (AVX2, FMA, F16C, BMI2); the image's init refuses less. The project's
-own products of rows (native/llama_cpp, docs/adr/0009) are linked in: faster, and the same bits.
+own kernels (native/llama_cpp, docs/adr/0010) are linked in: they choose instructions at run time, and
+every choice gives the same bits.
 """
 
 from __future__ import annotations
@@ -36,10 +37,8 @@ LLAMA_FLAGS: Final = (
     "-DGGML_SSE42=ON",
     f"-DCMAKE_PROJECT_ggml_INCLUDE={_NATIVE}/attested.cmake",
 )
-NATIVE_FILES: Final = ("attested.cmake", "rows.cpp")
-"""Of native/llama_cpp in the project: what CMake includes, and what that adds to ggml's library."""
 _LIBRARY: Final = "libggml-cpu.so"
-_ROWS_SYMBOL: Final = b"\x00attested_rows_bits\x00"  # as its name stands in the table of dynamic symbols
+_SYMBOL: Final = b"\x00attested_arithmetic\x00"  # as its name stands in the table of dynamic symbols
 _RECIPE: Final = b"1"
 # Without FAPI, which is not used and would bring curl and JSON libraries: its description is kept out of sight.
 _TSS: Final = ("tss2-esys", "tss2-mu", "tss2-rc", "tss2-sys", "tss2-tctildr")
@@ -62,8 +61,8 @@ def compile_wheels(
 ) -> Path:
     """A folder with the wheels, made now or kept from before under the digest of all that goes into them.
 
-    `locked` are the chroot's packages and what is compiled with its build's wheels; `native` has the content of each of
-    NATIVE_FILES. Raises BuildError, also where llama.cpp came out without them.
+    `locked` are the chroot's packages and what is compiled with its build's wheels; `native` has the content of
+    each file of native/llama_cpp. Raises BuildError, also where llama.cpp came out without them.
     """
     tools, inputs = locked
     done = keep / folder_name(tools, inputs, native)
@@ -74,8 +73,8 @@ def compile_wheels(
     shutil.rmtree(work, ignore_errors=True)
     for part in ("wheels", "out", "pkgconfig", "native"):
         (work / part).mkdir(parents=True)
-    for file in NATIVE_FILES:
-        (work / "native" / file).write_bytes(native[file])
+    for file, content in native.items():
+        (work / "native" / file).write_bytes(content)
     for one in inputs:
         if one.kind == "wheel":
             shutil.copyfile(one.cached(), work / "wheels" / one.file)
@@ -85,7 +84,7 @@ def compile_wheels(
     for one in inputs:
         if one.kind == "sdist":
             _build(chroot, one, work, [*pip, "wheel", "-q", "--no-index", "--no-deps", "--no-build-isolation"])
-    check_rows(sorted((work / "out").glob("*.whl")))
+    check_kernels(sorted((work / "out").glob("*.whl")))
     partial = done.with_name(f".{done.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(work / "out", partial)
@@ -94,7 +93,7 @@ def compile_wheels(
     return done
 
 
-def check_rows(wheels: Sequence[Path]) -> None:
+def check_kernels(wheels: Sequence[Path]) -> None:
     """Raises BuildError unless llama.cpp among the wheels exports, in every copy, what native/llama_cpp adds to it."""
     libraries = {}
     try:
@@ -104,9 +103,9 @@ def check_rows(wheels: Sequence[Path]) -> None:
                 libraries.update({name: archive.read(name) for name in names})
     except (BadZipFile, OSError) as error:
         raise BuildError(f"a compiled wheel cannot be read: {error}") from error
-    without = sorted(name for name, content in libraries.items() if _ROWS_SYMBOL not in content)
+    without = sorted(name for name, content in libraries.items() if _SYMBOL not in content)
     if without or not libraries:
-        raise BuildError(f"the products of native/llama_cpp are not in {', '.join(without) or _LIBRARY}")
+        raise BuildError(f"the kernels of native/llama_cpp are not in {', '.join(without) or _LIBRARY}")
 
 
 def _build(chroot: Chroot, one: Input, work: Path, pip: Sequence[str]) -> None:

@@ -105,7 +105,7 @@ _LEFT_OUT_OF_SITE: Final = (
 )
 
 
-_ROWS_BITS: Final = "256"
+_ARITHMETIC: Final = "attested-1"
 _SOURCES: Final = frozenset({".c", ".h", ".pxd", ".pyi", ".pyx"})
 _NUMPY_TESTS = re.compile(r"/numpy/_core/_(simd|\w+_tests)\.[^/]+\.so$")
 
@@ -164,11 +164,12 @@ def _import_all(tree: Path, chroot: Chroot) -> None:
     code = f"import importlib\nfor name in {_RUN!r}: importlib.import_module(name)"
     inside = replace(chroot, root=tree, binds={})
     inside.run([str(INTERPRETER), "-I", "-B", "-c", code])
-    # The engine's library as it is after stripping, and for which vectors it was compiled: those of x86-64-v3.
-    code = f"import ctypes; print(ctypes.CDLL('{SITE}/llama_cpp/lib/libggml-cpu.so').attested_rows_bits())"
-    bits = inside.run([str(INTERPRETER), "-I", "-B", "-c", code]).decode().strip()
-    if bits != _ROWS_BITS:
-        raise BuildError(f"the products of native/llama_cpp are compiled for {bits} bits, not {_ROWS_BITS}")
+    # The engine's library as it is after stripping, and whether it has this project's arithmetic.
+    library = f"ctypes.CDLL('{SITE}/llama_cpp/lib/libggml-cpu.so')"
+    code = f"import ctypes; f = {library}.attested_arithmetic; f.restype = ctypes.c_char_p; print(f().decode())"
+    arithmetic = inside.run([str(INTERPRETER), "-I", "-B", "-c", code]).decode().strip()
+    if arithmetic != _ARITHMETIC:
+        raise BuildError(f"the engine's library computes {arithmetic!r}, not {_ARITHMETIC!r}")
 
 
 def _trim(tree: Path) -> None:

@@ -419,8 +419,8 @@ int attested_rows_bits(void) {
 }
 
 // Products computed here since this library was loaded: what only a look inside could tell, as no result differs.
-GGML_BACKEND_API int64_t attested_rows_computed(void);
-int64_t attested_rows_computed(void) {
+GGML_BACKEND_API int64_t attested_products(void);
+int64_t attested_products(void) {
 #ifdef ROWS
     return computed.load(std::memory_order_relaxed);
 #else

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -45,18 +46,19 @@ def test_the_flags_are_those_of_the_image_too(script: ModuleType) -> None:
 
 def test_a_wheel_is_named_by_everything_that_decides_what_is_compiled(script: ModuleType, tmp_path: Path) -> None:
     source = script.pinned(ROOT / "image/lock.toml")
-    for path in script.NATIVE:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes((ROOT / path).read_bytes())
+    shutil.copytree(ROOT / script.NATIVE, tmp_path / script.NATIVE)
+    files = sorted((tmp_path / script.NATIVE).iterdir())
     here = script.machine()
     names = [script.key(source, tmp_path, here)]
     assert names == [script.key(source, ROOT, here)]
     names += [script.key(source, tmp_path, {**here, fact: here[fact] + " "}) for fact in here]
     names.append(script.key(script.Source(version=source.version, sha256="0" * 64), tmp_path, here))
-    for path in script.NATIVE:
-        (tmp_path / path).write_bytes((tmp_path / path).read_bytes() + b"\n")
+    for path in files:
+        path.write_bytes(path.read_bytes() + b"\n")
         names.append(script.key(source, tmp_path, here))
-    assert len(set(names)) == len(names) == 8
+    files[0].rename(files[0].with_suffix(".other"))
+    names.append(script.key(source, tmp_path, here))
+    assert len(set(names)) == len(names) == 4 + len(here) + len(files) - 1
     assert here["processor"]
 
 

@@ -30,7 +30,7 @@ def digests() -> tuple[tuple[str, bytes], ...]:
 
 
 def kernels() -> ctypes.CDLL | None:
-    """The library with this project's kernels (native/llama_cpp, docs/adr/0009); None in a build without them.
+    """The library with this project's kernels (native/llama_cpp, docs/adr/0010); None in a build without them.
 
     It is the mapped one: other names of the same file would load a second copy. Raises RuntimeError for a library that
     has some of the kernels' symbols and not all of them.
@@ -64,7 +64,8 @@ def variant() -> str | None:
 
 
 def version() -> str:
-    """llama-cpp-python's version, and the width in bits of this project's kernels where the build has them."""
+    """llama-cpp-python's version, and the name of this project's arithmetic where the build has its kernels."""
     library = kernels()
-    bits = 0 if library is None else library.attested_rows_bits()
-    return f"{llama_cpp.__version__}+rows.{bits}" if bits else str(llama_cpp.__version__)
+    if library is None:
+        return str(llama_cpp.__version__)
+    return f"{llama_cpp.__version__}+{library.attested_arithmetic().decode()}"

@@ -14,8 +14,9 @@ from image.build import build, compiled, lock, tree
 from image.build.errors import BuildError
 
 PROJECT = Path(__file__).parents[3]
-NATIVE = {name: (PROJECT / "native/llama_cpp" / name).read_bytes() for name in compiled.NATIVE_FILES}
-EXPORTED = b"\x7fELF\x00ggml_cpu_init\x00attested_rows_bits\x00attested_rows_multiply\x00"
+_NAMES = sorted(path.name for path in (PROJECT / "native/llama_cpp").iterdir())
+NATIVE = {name: (PROJECT / "native/llama_cpp" / name).read_bytes() for name in _NAMES}
+EXPORTED = b"\x7fELF\x00ggml_cpu_init\x00attested_arithmetic\x00attested_products\x00"
 
 
 def a_wheel(path: Path, **libraries: bytes) -> Path:
@@ -42,8 +43,8 @@ def test_another_byte_of_any_input_is_compiled_anew() -> None:
 
 def test_cmake_is_told_where_the_chroot_has_the_file() -> None:
     assert "-DCMAKE_PROJECT_ggml_INCLUDE=/build/native/attested.cmake" in compiled.LLAMA_FLAGS
-    # The file next to it is found by its folder, and is compiled from there.
-    assert b"${CMAKE_CURRENT_LIST_DIR}/rows.cpp" in NATIVE["attested.cmake"]
+    # The files next to it are found by its folder, and are compiled from there.
+    assert b'ATTESTED_DIR "${CMAKE_CURRENT_LIST_DIR}"' in NATIVE["attested.cmake"]
 
 
 def a_job(project: Path, commit: str = "HEAD") -> build.Job:
@@ -75,10 +76,11 @@ def test_b178_what_lies_in_the_working_tree_is_not_in_the_image(tmp_path: Path) 
 
 def test_what_is_linked_in_is_what_is_committed() -> None:
     job = a_job(PROJECT)
-    paths = [f"native/llama_cpp/{name}" for name in compiled.NATIVE_FILES]
     found = build.native(job)
-    assert set(found) == set(compiled.NATIVE_FILES)
-    assert list(found.values()) == [tree.committed(PROJECT, "HEAD", [path])[path] for path in paths]
+    assert {"attested.cmake", "variants.cpp", "variants.h"} < set(found)
+    for name, content in found.items():
+        path = f"native/llama_cpp/{name}"
+        assert content == tree.committed(PROJECT, "HEAD", [path])[path]
     with pytest.raises(BuildError, match="did not match any files"):
         tree.committed(PROJECT, "HEAD", ["native/llama_cpp/absent.cpp"])
     with pytest.raises(BuildError):
@@ -86,19 +88,19 @@ def test_what_is_linked_in_is_what_is_committed() -> None:
 
 
 def test_a_library_without_the_products_is_refused_in_any_of_its_copies(tmp_path: Path) -> None:
-    compiled.check_rows([a_wheel(tmp_path / "good.whl", libggml_cpu_so=EXPORTED), a_wheel(tmp_path / "other.whl")])
+    compiled.check_kernels([a_wheel(tmp_path / "good.whl", libggml_cpu_so=EXPORTED), a_wheel(tmp_path / "other.whl")])
     bad = a_wheel(tmp_path / "bad.whl", libggml_cpu_so=EXPORTED, libggml_cpu_so_0=b"\x7fELF\x00ggml_cpu_init\x00")
     with pytest.raises(BuildError, match=r"not in llama_cpp/lib/libggml-cpu\.so"):
-        compiled.check_rows([bad])
+        compiled.check_kernels([bad])
     # A longer name is another symbol.
-    longer = a_wheel(tmp_path / "longer.whl", libggml_cpu_so=b"\x00attested_rows_bits_of\x00")
+    longer = a_wheel(tmp_path / "longer.whl", libggml_cpu_so=b"\x00attested_arithmetic_of\x00")
     with pytest.raises(BuildError, match=r"not in llama_cpp/lib/libggml-cpu\.so"):
-        compiled.check_rows([longer])
+        compiled.check_kernels([longer])
 
 
 def test_wheels_without_the_library_and_files_that_are_no_wheels_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"not in libggml-cpu\.so"):
-        compiled.check_rows([a_wheel(tmp_path / "none.whl")])
+        compiled.check_kernels([a_wheel(tmp_path / "none.whl")])
     (tmp_path / "cut.whl").write_bytes(os.urandom(64))
     with pytest.raises(BuildError, match="cannot be read"):
-        compiled.check_rows([tmp_path / "cut.whl"])
+        compiled.check_kernels([tmp_path / "cut.whl"])
