@@ -2,10 +2,11 @@
 
     python scripts/engine_wheel.py --log LOGFILE
 
-The source is the one that image/lock.toml pins by its SHA-256. This project's kernels are
-native/llama_cpp (docs/adr/0010); llamafile's are off, because more shapes of a batch then give equal bits.
-Wheels are kept in ~/.cache/attested-inference/engine (XDG_CACHE_HOME), each under a digest of everything that
-decides what is compiled, the processor included: the compiler uses what this one has. pip's own cache knows
+The source is the one that image/lock.toml pins by its SHA-256, with native/llama_cpp linked in. All of it is
+compiled for one fixed instruction set, so that a wheel serves every x86-64-v3 processor with the same bits
+(docs/adr/0010); on other architectures it is llama.cpp without the kernels. Wheels are kept in
+~/.cache/attested-inference/engine (XDG_CACHE_HOME), each under a digest of everything that decides what is
+compiled, with a record beside it; one that is not as its record says is built again. pip's own cache knows
 none of that. Standard library alone: it runs before anything is installed.
 """
 
@@ -25,14 +26,37 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile, ZipFile
 
 from pip_progress import Filter
 
 ROOT = Path(__file__).resolve().parents[1]
 _ENVIRON = os.environ  # noqa: TID251 - composition root
 NATIVE = "native/llama_cpp"
-FLAGS = ("-DLLAVA_BUILD=OFF", "-DGGML_LLAMAFILE=OFF", "-DLLAMA_BUILD_TOOLS=OFF")
+FLAGS = (
+    "-DLLAVA_BUILD=OFF",
+    "-DLLAMA_BUILD_TOOLS=OFF",
+    "-DGGML_LLAMAFILE=OFF",
+    "-DGGML_CPU_REPACK=OFF",
+    "-DGGML_NATIVE=OFF",
+    "-DGGML_AVX=ON",
+    "-DGGML_AVX2=ON",
+    "-DGGML_BMI2=ON",
+    "-DGGML_F16C=ON",
+    "-DGGML_FMA=ON",
+    "-DGGML_SSE42=ON",
+    "-DCMAKE_C_FLAGS=-ffp-contract=off",
+    "-DCMAKE_CXX_FLAGS=-ffp-contract=off",
+)
+NEEDED = ("avx", "avx2", "bmi2", "f16c", "fma")
 _NAME = "llama-cpp-python"
+_RECORD = "record.json"
+_LOG_LINES = 40
+_ELF = {"x86_64": 62, "aarch64": 183}
+
+
+class WheelError(Exception):
+    """Why a wheel, or this machine, cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +76,29 @@ def pinned(lock: Path) -> Source:
 
 
 def machine() -> Mapping[str, str]:
-    """What of this machine decides which code is compiled: compiler, processor, C library."""
-    compiler = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), "c++")
+    """What of this machine decides which code is compiled: compiler, architecture, C library."""
+    names = (_ENVIRON.get("CXX", ""), "c++", "g++", "clang++")
+    compiler = next((name for name in names if name and shutil.which(name)), "c++")
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
-    told = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
-    processor = "".join(told.get(f"{key}\t\t", told.get(f"{key}\t", "")) for key in ("model name", "flags", "Features"))
-    return {
-        "compiler": version,
-        "processor": processor,
-        "machine": platform.machine(),
-        "libc": "-".join(platform.libc_ver()),
-    }
+    return {"compiler": version, "machine": platform.machine(), "libc": "-".join(platform.libc_ver())}
+
+
+def check_processor(cpuinfo: str, architecture: str) -> str | None:
+    """A word about an architecture without kernels. Raises WheelError for a processor that lacks what is needed."""
+    if architecture != "x86_64":
+        return (
+            f"This project's kernels are for x86-64: on {architecture} llama.cpp computes alone, in an arithmetic of "
+            "its own, and receipts say so."
+        )
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in cpuinfo.splitlines())}
+    missing = [one for one in NEEDED if "flags" in told and one not in told["flags"].split()]
+    if missing:
+        raise WheelError(
+            f"this processor ({told.get('model name', 'unknown')}) has no {', '.join(missing)}: the engine is "
+            "compiled for x86-64-v3, which Intel processors have since Haswell (2013) and AMD's since Excavator (2015). "
+            "In a virtual machine choose a processor model that passes them on (QEMU: -cpu host)"
+        )
+    return None
 
 
 def key(source: Source, root: Path, environment: Mapping[str, str]) -> str:
@@ -74,30 +109,71 @@ def key(source: Source, root: Path, environment: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def find(folder: Path) -> Path | None:
-    """The wheel in a folder that an earlier run finished."""
-    return next(iter(sorted(folder.glob("llama_cpp_python-*.whl"))), None)
+def find(folder: Path, architecture: str) -> Path | None:
+    """The wheel that an earlier run left whole; None where none did. Raises WheelError for one that is damaged."""
+    if not folder.exists():
+        return None
+    try:
+        record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+        name, digest = str(record["wheel"]), str(record["sha256"])
+        content = (folder / Path(name).name).read_bytes()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WheelError(f"{folder} has no wheel with its record: {error}") from error
+    wheel = folder / Path(name).name
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise WheelError(f"{wheel} is not the wheel that was built: its SHA-256 differs from its record's")
+    check_wheel(wheel, architecture)
+    return wheel
 
 
-def build(
-    source: Source, root: Path, folder: Path, run: Callable[[Sequence[str], Mapping[str, str]], int]
-) -> Path | None:
-    """Compile into `folder`, which appears only when the wheel is whole; None where pip failed."""
+def check_wheel(wheel: Path, architecture: str) -> None:
+    """Raises WheelError unless the archive is whole and its libraries are for `architecture`."""
+    try:
+        with ZipFile(wheel) as archive:
+            if (bad := archive.testzip()) is not None:
+                raise WheelError(f"{wheel} is damaged: {bad} does not have its checksum")
+            names = [name for name in archive.namelist() if name.rsplit("/", 1)[-1].startswith("libggml-cpu.so")]
+            heads = {archive.read(name)[:20] for name in names}
+    except (BadZipFile, OSError, EOFError) as error:
+        raise WheelError(f"{wheel} is damaged: {error}") from error
+    if not heads:
+        raise WheelError(f"{wheel} holds no libggml-cpu.so")
+    wanted = _ELF.get(architecture)
+    for head in heads:
+        found = int.from_bytes(head[18:20], "little")
+        if head[:4] != b"\x7fELF" or (wanted is not None and found != wanted):
+            name = next((name for name, number in _ELF.items() if number == found), f"ELF machine {found}")
+            raise WheelError(f"{wheel} was built for {name}, and this machine is {architecture}")
+
+
+Run = Callable[[Sequence[str], Mapping[str, str]], int]
+
+
+def build(source: Source, root: Path, folder: Path, environment: Mapping[str, str], run: Run) -> Path:
+    """Compile into `folder`, which appears only when the wheel is whole. Raises WheelError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as name:
         partial = Path(name)
         requirement = partial / "requirement.txt"
         requirement.write_text(f"{_NAME}=={source.version} --hash=sha256:{source.sha256}\n", encoding="utf-8")
-        hook = shlex.quote(f"-DCMAKE_PROJECT_ggml_INCLUDE={root / 'native/llama_cpp/attested.cmake'}")
+        hook = shlex.quote(f"-DCMAKE_PROJECT_ggml_INCLUDE={root / NATIVE / 'attested.cmake'}")
         command = [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--no-cache-dir", "--no-binary", _NAME]
         command += ["-r", str(requirement), "-w", str(partial / "out")]
-        if run(command, {"CMAKE_ARGS": " ".join((*FLAGS, hook))}) != 0:
-            return None
+        if (status := run(command, {"CMAKE_ARGS": " ".join((*FLAGS, hook))})) != 0:
+            raise WheelError(f"llama.cpp could not be compiled: pip ended with status {status}")
+        wheels = sorted((partial / "out").glob("llama_cpp_python-*.whl"))
+        if not wheels:
+            raise WheelError("pip left no wheel of llama-cpp-python")
+        wheel = wheels[0]
+        check_wheel(wheel, environment["machine"])
+        record = {"wheel": wheel.name, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(), "flags": FLAGS}
+        text = json.dumps({**record, **environment, "source": source.version}, indent=1, sort_keys=True)
+        (partial / "out" / _RECORD).write_text(text + "\n", encoding="utf-8")
         (partial / "out").rename(folder)
-    return find(folder)
+    return folder / wheel.name
 
 
-def _run_shown(log: Path) -> Callable[[Sequence[str], Mapping[str, str]], int]:
+def _run_shown(log: Path) -> Run:
     def run(command: Sequence[str], extra: Mapping[str, str]) -> int:
         environment = {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 2), **_ENVIRON, **extra}
         with log.open("w", encoding="utf-8") as kept:
@@ -118,14 +194,40 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--log", type=Path, required=True, metavar="LOGFILE", help="where pip's whole output goes")
     log = parser.parse_args(arguments).log
-    source = pinned(ROOT / "image/lock.toml")
-    cache = Path(_ENVIRON.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attested-inference" / "engine"
-    folder = cache / key(source, ROOT, machine())
-    wheel = find(folder) or build(source, ROOT, folder, _run_shown(log))
-    if wheel is None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    cpuinfo = Path("/proc/cpuinfo")
+    try:
+        here = machine()
+        text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
+        if (word := check_processor(text, here["machine"])) is not None:
+            _say(word)
+        print(_wheel(pinned(ROOT / "image/lock.toml"), here, log))
+    except WheelError as error:
+        _say(f"The engine is not installed: {error}.")
         return 1
-    print(wheel)
     return 0
+
+
+def _wheel(source: Source, here: Mapping[str, str], log: Path) -> Path:
+    cache = Path(_ENVIRON.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attested-inference" / "engine"
+    folder = cache / key(source, ROOT, here)
+    try:
+        if (wheel := find(folder, here["machine"])) is not None:
+            return wheel
+    except WheelError as error:
+        _say(f"{error}. It is removed, and compiled again.")
+        shutil.rmtree(folder)
+    try:
+        return build(source, ROOT, folder, here, _run_shown(log))
+    except WheelError:
+        if log.is_file():
+            _say("\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]))
+            _say(f"The whole log is {log}.")
+        raise
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-_NINJA = re.compile(r"\s*\[(\d+)/(\d+)\] ")
+_NINJA = re.compile(r"\s*\[(\d+)/(\d+)\] (?!Re-checking)")
 _KEPT = ("Building wheel for llama", "ERROR", "error:", "WARNING: Retrying")
 _WIDTH = 40
 _LINE = 160
 _NOTICE = """\
-llama-cpp-python has no ready-made wheel: compiling it from source, 3 to 10 minutes on two cores.
-The wheel is kept in ~/.cache/attested-inference/engine, so the next virtual environment takes seconds."""
+llama.cpp is compiled from source with this project's kernels: about two minutes on two idle cores.
+The wheel is kept in ~/.cache/attested-inference/engine, for every x86-64-v3 processor: the next time takes seconds."""
 
 
 class Filter:

@@ -23,11 +23,12 @@ from image.build.lock import Input, digest
 
 _WORK: Final = "/build"
 _NATIVE: Final = f"{_WORK}/native"
-# llamafile's kernels are off as in every build of the project: more batch shapes then give bit-equal results.
+# Those of scripts/engine_wheel.py: every build of the project has one instruction set and one order of operations.
 LLAMA_FLAGS: Final = (
     "-DLLAVA_BUILD=OFF",
-    "-DGGML_LLAMAFILE=OFF",
     "-DLLAMA_BUILD_TOOLS=OFF",
+    "-DGGML_LLAMAFILE=OFF",
+    "-DGGML_CPU_REPACK=OFF",
     "-DGGML_NATIVE=OFF",
     "-DGGML_AVX=ON",
     "-DGGML_AVX2=ON",
@@ -35,6 +36,8 @@ LLAMA_FLAGS: Final = (
     "-DGGML_F16C=ON",
     "-DGGML_FMA=ON",
     "-DGGML_SSE42=ON",
+    "-DCMAKE_C_FLAGS=-ffp-contract=off",
+    "-DCMAKE_CXX_FLAGS=-ffp-contract=off",
     f"-DCMAKE_PROJECT_ggml_INCLUDE={_NATIVE}/attested.cmake",
 )
 _LIBRARY: Final = "libggml-cpu.so"

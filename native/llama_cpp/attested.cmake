@@ -5,6 +5,33 @@
 # compiled for that variant's instructions as well, and only called where the processor has them (variants.cpp). Such files
 # must define nothing that the linker may merge with the same thing of another file (no inline functions or templates of a
 # header with external linkage): the copy compiled for the newer processor could be the one that is kept.
+
+# The shared libraries of the engine need none of these targets.
+set(LLAMA_BUILD_COMMON OFF CACHE BOOL "llama.cpp's utilities for its programs" FORCE)
+
+# When everything is declared: what is compiled in vain is left out, and code that runs once for a model is optimised less.
+# Nothing here changes a result: no option that lets a compiler reorder floating point is given anywhere.
+function(attested_finish)
+  foreach(target vendor-hash)
+    if(TARGET ${target})
+      set_property(TARGET ${target} PROPERTY EXCLUDE_FROM_ALL TRUE)
+    endif()
+  endforeach()
+  if(NOT TARGET llama OR MSVC)
+    return()
+  endif()
+  target_compile_options(llama PRIVATE $<$<CONFIG:Release>:-O1>)
+  foreach(name batch context grammar graph kv-cache memory-recurrent sampler vocab)
+    set_property(SOURCE "${ATTESTED_LLAMA}/llama-${name}.cpp" TARGET_DIRECTORY llama
+      APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O2>)
+  endforeach()
+  set_property(SOURCE "${ATTESTED_LLAMA}/unicode.cpp" TARGET_DIRECTORY llama
+    APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O2>)
+endfunction()
+get_filename_component(ATTESTED_LLAMA "${CMAKE_CURRENT_SOURCE_DIR}/../src" ABSOLUTE)
+set(ATTESTED_LLAMA "${ATTESTED_LLAMA}" CACHE INTERNAL "")
+cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL attested_finish)
+
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$" AND UNIX AND NOT APPLE)
   set(ATTESTED_DIR "${CMAKE_CURRENT_LIST_DIR}")
   set(ATTESTED_FLAGS_avxvnni -mavxvnni)
@@ -19,6 +46,10 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$" AND UNIX AND NOT APPLE)
         set_property(SOURCE "${file}" TARGET_DIRECTORY ggml-cpu APPEND PROPERTY COMPILE_OPTIONS ${ATTESTED_FLAGS_${variant}})
       endforeach()
     endforeach()
+    # Kernels of llama.cpp that are switched off (GGML_CPU_REPACK, AMX): other orders of additions, and long to compile.
+    get_target_property(own ggml-cpu SOURCES)
+    list(FILTER own EXCLUDE REGEX "/(repack|hbm|amx/amx|amx/mmq)\\.(cpp|h)$")
+    set_property(TARGET ggml-cpu PROPERTY SOURCES ${own})
     target_compile_options(ggml-cpu PRIVATE -ffp-contract=off -fno-fast-math)
     target_link_options(ggml-cpu PRIVATE
       "LINKER:--wrap=ggml_compute_forward_mul_mat_tiled" "LINKER:--wrap=ggml_compute_forward_flash_attn_ext")
