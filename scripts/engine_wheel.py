@@ -94,9 +94,9 @@ def check_processor(cpuinfo: str, architecture: str) -> str | None:
     missing = [one for one in NEEDED if "flags" in told and one not in told["flags"].split()]
     if missing:
         raise WheelError(
-            f"this processor ({told.get('model name', 'unknown')}) has no {', '.join(missing)}: the engine is "
-            "compiled for x86-64-v3, which Intel processors have since Haswell (2013) and AMD's since Excavator (2015). "
-            "In a virtual machine choose a processor model that passes them on (QEMU: -cpu host)"
+            f"this processor ({told.get('model name', 'unknown')}) has no {', '.join(missing)}: the engine "
+            "is compiled for x86-64-v3, which Intel processors have since Haswell (2013) and AMD's since "
+            "Excavator (2015). In a virtual machine choose a model that passes them on (QEMU: -cpu host)"
         )
     return None
 
