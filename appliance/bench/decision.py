@@ -1,8 +1,9 @@
 """Whether a candidate may replace the baseline. Pure: runs in, verdict out.
 
-The rule: the same output first; then the lower of the two order medians of the speed ratio has to be above a tie, and
-neither the 99th percentile of the time an answer takes nor the cache-hit rate may become worse than a limit. Whatever
-is not clearly better leaves the baseline where it is.
+The rule: the same output first, or, where it may differ by intent, a score of a suite that is worse by no more than a
+bound; then the lower of the two order medians of the speed ratio has to be above a tie, and neither the 99th percentile
+of the time an answer takes nor the cache-hit rate may become worse than a limit. Whatever is not clearly better leaves
+the baseline where it is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 
+from appliance.bench.intent import Intent, stated
+from appliance.bench.quality import STRICT_LOSS_AT_MOST, Scores, compare, scored
 from appliance.bench.runs import Arm, Order, Run, hit_rate, percentile
 
 ROUNDS_AT_LEAST = 2
@@ -32,17 +35,34 @@ class Verdict(Enum):
     P99 = "baseline: the candidate's slowest answers are too slow"
     HIT_RATE = "baseline: the candidate reuses fewer prompts"
     OUTPUT = "rejected: output differs"
+    QUALITY = "rejected: the candidate answers fewer questions rightly"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a caller chooses. `intent`: the output may differ by that, and the scores decide; None: it may not.
+
+    `strict_loss`: so many more strict failures than the baseline's are let through.
+    """
+
+    intent: Intent | None = None
+    strict_loss: int = STRICT_LOSS_AT_MOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The verdict and every number it rests on. Ratios are candidate over baseline.
 
-    `differing` counts the places of the workload whose answer was not the same in every run of both;
-    `baseline_repeats` says whether the baseline's own runs agreed, so that one knows whose fault it is.
+    `differing` of the `places` of the workload were not answered alike in every run of both;
+    `baseline_repeats` says whether the baseline's own runs agreed, so that one knows whose fault it is. `stated` is
+    what the receipts say of the difference that was intended, empty where none was. `scores`: None without a suite.
     """
 
     verdict: Verdict
+    rules: Rules
+    places: int
+    stated: dict[Arm, str]
+    scores: Scores | None
     order_medians: dict[Order, float]
     p99_s: dict[Arm, float]
     hit_rate: dict[Arm, Fraction]
@@ -61,16 +81,27 @@ class Decision:
         return len({median > TIE_AT_MOST for median in self.order_medians.values()}) == 1
 
 
-def decide(runs: Sequence[Run]) -> Decision:
-    """Judge a comparison. Raises ValueError naming what is missing if it is too small to judge."""
+def decide(runs: Sequence[Run], rules: Rules = Rules()) -> Decision:
+    """Judge a comparison. Raises ValueError naming what is missing if it is too small to judge.
+
+    Raises NothingStated where the output may differ by intent and the receipts show nothing of it.
+    """
     check_complete(runs)
+    if rules.intent is not None and not scored(runs):
+        raise ValueError("output that may differ has to be judged by scores")
     baseline, candidate = (_of(runs, arm) for arm in Arm)
     medians = {order: statistics.median(_ratios(runs, order)) for order in Order}
     p99 = {arm: percentile([s.total_s for run in _of(runs, arm) for s in run.samples], 0.99) for arm in Arm}
     hits = {arm: hit_rate([s for run in _of(runs, arm) for s in run.samples]) for arm in Arm}
     differing = sum(len(set(digests)) > 1 for digests in _by_place(runs))
+    scores = compare(runs, rules.strict_loss) if scored(runs) else None
+    equal = not differing if rules.intent is None else repeats(candidate)
     return Decision(
-        verdict=_verdict(differing=differing, gain=min(medians.values()), p99_s=p99, hits=hits),
+        verdict=_verdict(equal=equal, scores=scores, gain=min(medians.values()), p99_s=p99, hits=hits),
+        rules=rules,
+        places=len(runs[0].samples),
+        stated={} if rules.intent is None else stated(runs, rules.intent),
+        scores=scores,
         order_medians=medians,
         p99_s=p99,
         hit_rate=hits,
@@ -100,9 +131,13 @@ def check_complete(runs: Sequence[Run]) -> None:
             raise ValueError(f"{order.value}: {len(rounds[0])} rounds, at least {ROUNDS_AT_LEAST} are needed")
 
 
-def _verdict(*, differing: int, gain: float, p99_s: dict[Arm, float], hits: dict[Arm, Fraction]) -> Verdict:
-    if differing:
+def _verdict(
+    *, equal: bool, scores: Scores | None, gain: float, p99_s: dict[Arm, float], hits: dict[Arm, Fraction]
+) -> Verdict:
+    if not equal:
         return Verdict.OUTPUT
+    if scores is not None and not scores.passed:
+        return Verdict.QUALITY
     if gain < 1 / TIE_AT_MOST:
         return Verdict.SLOWER
     if p99_s[Arm.CANDIDATE] > P99_RATIO_AT_MOST * p99_s[Arm.BASELINE]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import appliance
+from appliance.bench.served import interpreter, of_another_python
+from appliance.errors import BootError
 
 _GIT_LIMIT_S = 10.0
+_IMPORT_LIMIT_S = 60.0
 
 
 def describe() -> dict[str, object]:
@@ -25,6 +30,30 @@ def describe() -> dict[str, object]:
         "source": source_revision(Path(appliance.__file__).parent),
         "load": round(os.getloadavg()[0], 2),
     }
+
+
+def describe_installation(python: Path, environ: Mapping[str, str]) -> dict[str, object]:
+    """What `describe` says in another installation. Raises BootError where there is none of this project."""
+    program = "import json\nfrom appliance.bench.environment import describe\nprint(json.dumps(describe()))"
+    command = [*interpreter(python), "-c", program]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env=of_another_python(environ),
+            timeout=_IMPORT_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BootError(f"{python} cannot be run: {type(error).__name__}") from error
+    try:
+        described = json.loads(done.stdout) if done.returncode == 0 else None
+    except ValueError:
+        described = None
+    if not isinstance(described, dict):
+        raise BootError(f"{python} has no installation of the appliance that could be measured")
+    return described
 
 
 def source_revision(directory: Path) -> str:

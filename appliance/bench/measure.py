@@ -6,19 +6,21 @@ This module plays both sides, as the demo does. Nothing of it is loaded by `appl
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from appliance.bench.runs import Arm, Order, Run, Sample
+from appliance.bench.asking import Taken, ask
+from appliance.bench.intent import Intent, stated
+from appliance.bench.runs import Arm, Order, Run
 from appliance.bench.same_model import check_same_weights
 from appliance.bench.served import ServedConfig
-from appliance.bench.workload import Workload, lane, messages, parameters
+from appliance.bench.suite import Suite
+from appliance.bench.workload import Workload, lane
 from appliance.config import Config
 from appliance.errors import BootError
 from client_sdk import AsyncAppliance, SdkError
-from client_sdk.answers import Pending, Verified
 from client_sdk.receipts import VerifiedReceipt
 
 Progress = Callable[[str], None]
@@ -28,12 +30,19 @@ _WARM_UP = "Say hello."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is compared. One configuration alone is measured `rounds` times; two in both orders, `rounds` times each."""
+    """What is compared. One configuration alone is measured `rounds` times; two in both orders, `rounds` times each.
+
+    With a `suite` its questions are asked, one at each place of the workload. `pythons`: the interpreter whose
+    installation serves a configuration, where that is not this one. `intent`: see `decision.Rules`.
+    """
 
     configs: Mapping[Arm, Config]
     workload: Workload
     rounds: int
     environ: Mapping[str, str]
+    suite: Suite | None = None
+    pythons: Mapping[Arm, Path] = field(default_factory=dict)
+    intent: Intent | None = None
 
     def turns(self) -> Iterator[tuple[Order, int, Arm]]:
         """Every run, in the order in which they are made."""
@@ -47,16 +56,17 @@ class Plan:
 def measure(plan: Plan, progress: Progress) -> list[Run]:
     """All runs of a plan. Raises BootError where one cannot be made: a measurement with holes decides nothing.
 
-    Raises DifferentModel as soon as the receipts of two runs name different weights.
+    Raises DifferentModel as soon as the receipts of two runs name different weights, and NothingStated where they say
+    nothing of the difference that was intended.
     """
     runs: list[Run] = []
     turns = list(plan.turns())
     for done, (order, number, arm) in enumerate(turns):
         progress(f"run {done + 1} of {len(turns)}: {arm.value}, round {number + 1}, {order.value}")
-        with ServedConfig(plan.configs[arm], plan.environ) as served:
+        with ServedConfig(plan.configs[arm], plan.environ, plan.pythons.get(arm)) as served:
             model = plan.configs[arm].models[0].name
             try:
-                elapsed_s, taken = asyncio.run(_ask_all(served, model, plan.workload))
+                elapsed_s, taken = asyncio.run(_ask_all(served, model, plan))
             except SdkError as error:
                 raise BootError(f"an answer failed ({type(error).__name__}): {error}") from error
             runs.append(
@@ -69,22 +79,24 @@ def measure(plan: Plan, progress: Progress) -> list[Run]:
                     memory=served.memory(),
                     identity=_identity(taken[0][1]),
                     weights=_weights(taken[0][1]),
+                    replayed=served.replayed_tokens(),
                 )
             )
         check_same_weights(runs)
+        if plan.intent is not None and {run.arm for run in runs} == set(Arm):
+            stated(runs, plan.intent)
     return runs
 
 
-async def _ask_all(
-    served: ServedConfig, model: str, workload: Workload
-) -> tuple[float, Sequence[tuple[Sample, VerifiedReceipt]]]:
+async def _ask_all(served: ServedConfig, model: str, plan: Plan) -> tuple[float, Sequence[Taken]]:
     """(seconds for all of it, the samples in the order of their places). Connections are attested before."""
+    workload = plan.workload
     clients = [AsyncAppliance(served.url, policy=served.policy) for _ in range(min(workload.streams, workload.samples))]
-    taken: dict[int, tuple[Sample, VerifiedReceipt]] = {}
+    taken: dict[int, Taken] = {}
 
     async def ask_lane(number: int) -> None:
         for place in lane(number, workload):
-            taken[place] = await _ask(clients[number], model, place, workload)
+            taken[place] = await ask(clients[number], model, place, workload, plan.suite)
 
     try:
         for client in clients:
@@ -102,46 +114,6 @@ async def _ask_all(
     return elapsed, [taken[place] for place in sorted(taken)]
 
 
-async def _ask(client: AsyncAppliance, model: str, place: int, workload: Workload) -> tuple[Sample, VerifiedReceipt]:
-    first = verified = last = 0.0
-    start = time.perf_counter()
-    stream = client.stream(messages(place), model=model, pending=True, **parameters(place, workload))
-    async for piece in stream:
-        now = time.perf_counter() - start
-        match piece:
-            case Pending():
-                first, last = first or now, now
-            case Verified():
-                verified = verified or now
-    total = time.perf_counter() - start
-    claims = stream.receipt.claims
-    assert claims.output is not None
-    assert claims.prompt is not None
-    assert claims.execution is not None
-    output, facts = claims.output[0], claims.execution
-    sample = Sample(
-        digest=hashlib.sha256(f"{output.finish}\0{stream.text}".encode()).digest(),
-        first_s=first or total,
-        verified_s=verified or total,
-        last_s=last or total,
-        total_s=total,
-        prompt_tokens=claims.prompt.count,
-        cached_tokens=_count(facts, "cached-prompt-tokens"),
-        tokens=output.count,
-        passes=_count(facts, "target-passes"),
-        drafted=_count(facts, "drafted-tokens"),
-        accepted=_count(facts, "accepted-tokens"),
-        truncated=output.finish == "length",
-        exact=facts.get("exact") is True,
-    )
-    return sample, stream.receipt
-
-
-def _count(facts: Mapping[str, object], name: str) -> int:
-    value = facts.get(name, 0)
-    return value if type(value) is int else 0
-
-
 def _weights(receipt: VerifiedReceipt) -> tuple[tuple[int, bytes], ...]:
     assert receipt.claims.model is not None
     return receipt.claims.model.weights
@@ -156,7 +128,7 @@ def _identity(receipt: VerifiedReceipt) -> dict[str, object]:
     return {
         "config": claims.config.hex(),
         "device": {"kind": claims.device.kind, "digest": claims.device.digest.hex()},
-        "engine": {"name": claims.engine.name, "version": claims.engine.version, "digest": claims.engine.digest.hex()},
+        "engine": {**claims.engine.to_map(), "digest": claims.engine.digest.hex()},
         "model": {"name": claims.model.name, "identity": claims.model.identity.hex(), "format": claims.model.format},
         "execution": {
             name: facts[name]

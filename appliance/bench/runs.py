@@ -33,7 +33,8 @@ class Sample:
     """One answer, by its verified receipt and the client's clock. Times are seconds from the request.
 
     `first_s` and `last_s`: arrival of the first and the last text. `verified_s`: when the first text was verified.
-    `total_s`: the verified end. `digest` is SHA-256 over the generated text and the finish reason.
+    `total_s`: the verified end. `digest` is SHA-256 over the generated text and the finish reason. `strict` and
+    `relaxed` are the scores of an answer to a question of a suite, None where nothing is scored.
     """
 
     digest: bytes
@@ -49,6 +50,8 @@ class Sample:
     accepted: int
     truncated: bool
     exact: bool
+    strict: bool | None = None
+    relaxed: bool | None = None
 
     @property
     def decode(self) -> float | None:
@@ -71,7 +74,8 @@ class Run:
     """One pass over the workload on an appliance started for it. `wall_s`: first request to last verified end.
 
     `identity` is what the receipts say of where it ran: device, engine, model, threads and the like. `weights` are
-    (bytes, SHA-256) of the model's weights, by the receipts too.
+    (bytes, SHA-256) of the model's weights, by the receipts too. `replayed` tokens were evaluated again, where wrong
+    draft tokens could not be cut off behind them; None where the appliance did not say.
     """
 
     arm: Arm
@@ -82,6 +86,7 @@ class Run:
     memory: Footprint
     identity: dict[str, object] = field(default_factory=dict)
     weights: tuple[tuple[int, bytes], ...] = ()
+    replayed: int | None = None
 
     @property
     def throughput(self) -> float:

@@ -18,10 +18,12 @@ from appliance.bench import plot, report
 from appliance.bench.decision import decide
 from appliance.bench.environment import describe, source_revision
 from appliance.bench.runs import Arm, Footprint, Order, Run, acceptance, hit_rate, percentile, tokens_per_pass
+from appliance.bench.suite import SHIPPED, Suite, load_suite
 from appliance.bench.workload import Workload, lane, messages, parameters
 from appliance.config import load
 from appliance.errors import BootError
 from tests.unit.appliance.bench.test_decision import SAMPLE, comparison, run, with_samples
+from tests.unit.appliance.bench.test_quality import BY_ARITHMETIC, of_a_suite
 
 WORKLOAD = Workload(samples=32, tokens=48, streams=3)
 
@@ -35,6 +37,10 @@ def rendered(arms: dict[Arm, list[Run]]) -> str:
 
 def by_arm(runs: list[Run]) -> dict[Arm, list[Run]]:
     return {arm: [each for each in runs if each.arm is arm] for arm in Arm}
+
+
+def setting(suite: Suite | None = None) -> report.Setting:
+    return report.Setting(workload=WORKLOAD, environment=describe(), suite=suite)
 
 
 def test_h40_the_table_has_every_measure_side_by_side() -> None:
@@ -71,7 +77,7 @@ def test_output_that_changes_from_run_to_run_has_no_digest() -> None:
 
 def test_the_json_says_what_the_speed_is_bound_to_and_holds_no_text() -> None:
     runs = comparison(1.5)
-    whole = report.to_json(runs, WORKLOAD, decide(runs), describe())
+    whole = report.to_json(runs, setting(), decide(runs))
     text = json.dumps(whole)
     read = json.loads(text)
     assert read["workload"] == {"samples": 32, "tokens": 48, "streams": 3}
@@ -90,6 +96,62 @@ def test_the_json_says_what_the_speed_is_bound_to_and_holds_no_text() -> None:
         for message in messages(place):
             assert message["content"] not in text
             assert message["content"][:20] not in text
+
+
+def test_the_score_stands_beside_the_speed_in_the_table() -> None:
+    text = rendered(by_arm(of_a_suite(1.5, strict=58)))
+    assert [line.split()[-3:] for line in text.splitlines() if "strict" in line] == [["60.0%", "58.0%", "0.967"]]
+    assert "tokens replayed" in text
+
+
+def test_the_explanation_names_what_was_lost_and_gained_and_how_many_outputs_agree() -> None:
+    suite = load_suite(SHIPPED)
+    lines = report.explain(decide(of_a_suite(9.0, strict=58, first=1), BY_ARITHMETIC), suite)
+    assert "output may differ by arithmetic, by the receipts llama.cpp and attested-1" in lines
+    assert "full outputs: 0 of 100 agree in every run of both" in lines
+    assert "strict score: baseline 60, candidate 58 of 100; relaxed: baseline 60, candidate 58" in lines
+    assert f"answered by the baseline alone: 2 {suite.questions[0].id} {suite.questions[59].id}" in lines
+    assert "answered by the candidate alone: 0" in lines
+    assert any("strict failures more: 2, at most 1" in line and "0.25" in line for line in lines)
+    assert lines[-1] == "default: rejected: the candidate answers fewer questions rightly"
+
+
+def test_what_computed_is_a_line_for_each_configuration_that_differs() -> None:
+    runs = of_a_suite(1.5, strict=60)
+    both = {arm: taken[0] for arm, taken in by_arm(runs).items()}
+    lines = report.where(both, setting())
+    assert len(lines) == 2
+    assert "arithmetic llama.cpp, kernels avx2" in lines[0]
+    assert "arithmetic attested-1" in lines[1]
+    assert len(report.where({Arm.BASELINE: runs[0]}, setting())) == 1
+
+
+def test_h93_no_speed_is_published_without_what_it_is_bound_to() -> None:
+    runs = of_a_suite(1.5, strict=60)
+    whole = report.to_json(runs, setting(load_suite(SHIPPED)), decide(runs, BY_ARITHMETIC))
+    report.check_published(whole)
+    for path in report.PUBLISHED:
+        cut = json.loads(json.dumps(whole))
+        holder = cut
+        for name in path[:-1]:
+            holder = holder[name]
+        del holder[path[-1]]
+        with pytest.raises(ValueError, match=f"no {' '.join(path)}"):
+            report.check_published(cut)
+
+
+@pytest.mark.parametrize(
+    ("strict", "gate", "default"),
+    [(60, "passed", "candidate"), (59, "passed", "candidate"), (58, "failed", "baseline")],
+)
+def test_h17_h101_quality_that_is_lost_keeps_the_baseline(strict: int, gate: str, default: str) -> None:
+    runs = of_a_suite(1.74, strict=strict)
+    read = report.to_json(runs, setting(load_suite(SHIPPED)), decide(runs, BY_ARITHMETIC))["decision"]
+    assert isinstance(read, dict)
+    assert (read["quality_gate"], read["default"]) == (gate, default)
+    assert read["outputs_may_differ"] == "arithmetic"
+    assert read["stated"] == {"baseline": "llama.cpp", "candidate": "attested-1"}
+    assert read["scores"]["strict_loss"] == 60 - strict
 
 
 def test_the_explanation_says_whose_output_changed() -> None:
@@ -135,6 +197,9 @@ def test_h17_the_exit_status_is_zero_only_where_the_candidate_may_become_the_def
     ):
         assert cli_bench.exit_status(decide(runs)) == cli_bench.EXIT_BASELINE_STAYS == 3
     assert cli_bench.exit_status(decide(comparison(9.0, candidate=changed))) == cli_bench.EXIT_OUTPUT_DIFFERS == 10
+    worse = decide(of_a_suite(9.0, strict=58), BY_ARITHMETIC)
+    assert cli_bench.exit_status(worse) == cli_bench.EXIT_QUALITY_LOST == 11
+    assert cli_bench.exit_status(decide(of_a_suite(9.0, strict=58))) == cli_bench.EXIT_OUTPUT_DIFFERS
 
 
 def test_numbers_that_do_not_exist() -> None:
