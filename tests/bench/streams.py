@@ -9,8 +9,9 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import cbor2
@@ -19,31 +20,44 @@ from tests.bench.harness import MODEL, cpu_s
 
 _HAS_TEXT = re.compile(rb'"text":"[^"]')
 LIMIT_S = 600.0
+GREEDY: Mapping[str, float] = MappingProxyType({"temperature": 0, "seed": 0})
+# Written out, because the two have other defaults.
+SAMPLED: Mapping[str, float] = MappingProxyType(
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": 7}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """One stream: seconds from its request to its first and last text, tokens by its usage, SHA-256 of its text."""
+    """One stream: seconds from its request to its first and last text, its usage, SHA-256 of its text.
+
+    `cached` of the `prompt_tokens` were not evaluated, because the server had kept them.
+    """
 
     first_s: float
     last_s: float
     tokens: int
+    prompt_tokens: int
+    cached: int
     digest: str
 
     @property
     def decode(self) -> float:
-        """Tokens per second from the first text to the last."""
+        """Tokens per second from the first text to the last. Raises SystemExit where there is no second one."""
+        if self.tokens < 2 or self.last_s == self.first_s:
+            raise SystemExit("a stream ended with its first token: there is no speed to measure")
         return (self.tokens - 1) / (self.last_s - self.first_s)
 
 
 class Server:
     """Where requests go. With `tls` it is the appliance: each connection is attested before anything is asked on it.
 
-    `pids` are the processes that work for it.
+    `pids` are the processes that work for it, `model` the name it is asked by.
     """
 
-    def __init__(self, port: int, *, tls: bool, pids: Sequence[int] = ()) -> None:
+    def __init__(self, port: int, *, tls: bool, pids: Sequence[int] = (), model: str = MODEL) -> None:
         self._port = port
+        self._model = model
         self.tls = tls
         self._pids = tuple(pids)
         self._context: ssl.SSLContext | None = None
@@ -70,17 +84,23 @@ class Server:
             raise SystemExit(f"the appliance refused to attest: {status}")
         return connection
 
-    def stream(self, prompt: str, tokens: int, connection: socket.socket | None = None) -> Timing:
-        """Complete a prompt greedily on a connection that is open before the clock starts, a new one by default."""
+    def stream(
+        self,
+        prompt: str,
+        tokens: int,
+        connection: socket.socket | None = None,
+        *,
+        sampling: Mapping[str, float] = GREEDY,
+    ) -> Timing:
+        """Complete a prompt on a connection that is open before the clock starts, a new one by default."""
         if connection is None:
             with self.connect() as connection:
-                return self.stream(prompt, tokens, connection)
+                return self.stream(prompt, tokens, connection, sampling=sampling)
         request = {
-            "model": MODEL,
+            "model": self._model,
             "prompt": prompt,
             "max_tokens": tokens,
-            "temperature": 0,
-            "seed": 0,
+            **sampling,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -128,7 +148,14 @@ def _read_stream(connection: socket.socket, start: float) -> Timing:
         raise SystemExit(f"a stream ended without text or usage: {tail!r}")
     text = "".join(choice.get("text", "") for frame in frames for choice in frame.get("choices", ()))
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Timing(first_s=times[0], last_s=times[-1], tokens=usage["completion_tokens"], digest=digest)
+    return Timing(
+        first_s=times[0],
+        last_s=times[-1],
+        tokens=usage["completion_tokens"],
+        prompt_tokens=usage.get("prompt_tokens", 0),
+        cached=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
+        digest=digest,
+    )
 
 
 def _frames(received: bytes) -> list[dict[str, Any]]:
