@@ -310,6 +310,11 @@ def _register_levels(service: Service, protocol_class: type[ChannelProtocol]) ->
     for shape in ("batch", "verify", "chunk"):
         text = "1 where the self-test found this shape exact for every model"
         metrics.level(f"engine_exact_{shape}", text, partial(_all_exact, engines, shape))
+    metrics.level(
+        "engine_start_cut_short",
+        "Measurements of the start that came to no end within engine.selftest_limit_s",
+        lambda: sum(len(e.info.cut) for e in engines),
+    )
     for name, text in ENGINE_STATS.items():
         metrics.level(f"engine_{name}", text, partial(_total, engines, name))
 

@@ -118,6 +118,9 @@ class EngineConfig:
     threads: int | Literal["auto"] = _setting("auto", low=1, high=1024)
     batch_tokens: int = _setting(63, low=1, high=65536)
     """Rows of one step. From 64 on llama.cpp computes attention in tiles, which give other bits."""
+    kernels: str = _setting("auto", words=("auto", "plain", "avx2", "avx-vnni", "avx512-vnni", "amx-int8"))
+    """The variant of this project's kernels; "auto" takes the largest that the processor has. No bit depends on it."""
+    selftest_limit_s: float = _setting(60.0, low=1.0, high=3600.0)
     slots: int = _setting(16, low=1, high=255)
     kv_tokens: int | Literal["auto"] = _setting("auto", low=2, high=1 << 28)
     determinism: str = _setting("per-request", words=("per-request", "always"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from appliance.config import Config, ModelConfig
+from appliance.engine.deaths import processor_name
 from appliance.engine.draft import DraftWeights
 from appliance.engine.embedding_supervisor import SupervisedEmbedder
 from appliance.engine.gguf import read_facts
@@ -84,6 +85,8 @@ def engine_settings(
         context_length=context_length,
         threads=config.engine.threads,
         n_batch=config.engine.batch_tokens,
+        kernels=config.engine.kernels,
+        selftest_limit_s=config.engine.selftest_limit_s,
         slots=config.engine.slots,
         kv_tokens=config.engine.kv_tokens,
         cache=CacheLimits(
@@ -164,7 +167,7 @@ def device_facts() -> DeviceFacts:
     """The processor answers are computed on. Depends on the host: a fact to record, rarely one to pin."""
     facts = {
         "architecture": platform.machine(),
-        "processor": _processor_name(),
+        "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
     }
     return DeviceFacts(kind="cpu", digest=digests.device_digest(facts))
@@ -189,11 +192,3 @@ def offline_identity(model: ModelConfig, store: ModelStore, progress: Fractions)
         tokenizer=facts.tokenizer_digest,
         chat_template=facts.chat_template_digest,
     )
-
-
-def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -92,5 +92,6 @@ class SupervisedEmbedder(SupervisedEngine):
             "threads": threads,
             "threads_reason": reason,
             "cores": self._cores,
-            "facts": facts,
+            "facts": facts | self._kernels.facts(),
+            **self._start_limits(),
         }

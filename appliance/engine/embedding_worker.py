@@ -9,6 +9,7 @@ import math
 import socket
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from appliance.engine.channel import BlockingChannel, Message
@@ -20,13 +21,14 @@ from appliance.engine.embedding import (
     pack_vector,
     unpack_job,
 )
-from appliance.engine.messages import pack_event, take
+from appliance.engine.messages import cut_facts, cut_short, known_exactness, pack_event, take
 from appliance.engine.settings import Threads, choose_threads, thread_candidates
 from appliance.engine.worker_loop import WorkerLoop, harden
 from appliance.errors import ApplianceError
 
 if TYPE_CHECKING:
     from appliance.engine.embedding_scheduler import EmbeddingScheduler
+    from appliance.engine.llama_cpp.allowance import Allowance
     from appliance.engine.llama_cpp.embedding import EmbeddingRuntime
 
 FLUSH_BYTES = 4 << 20
@@ -50,8 +52,11 @@ class EmbeddingWorker(WorkerLoop["EmbeddingScheduler"]):
         # Heavy and native: only after hardening, and reported to the supervisor where it is not installed.
         try:
             from appliance.engine.llama_cpp import libraries
-            from appliance.engine.llama_cpp.embedding import EmbeddingOptions, EmbeddingRuntime, measure_packing
-            from appliance.engine.llama_cpp.runtime import Aborted, RuntimeFailure
+            from appliance.engine.llama_cpp.allowance import Allowance
+            from appliance.engine.llama_cpp.embedding import EmbeddingOptions, EmbeddingRuntime
+            from appliance.engine.llama_cpp.runtime import RuntimeFailure
+
+            self.report_build(take(first, "kernels", str))
         except (ImportError, OSError, RuntimeError) as error:
             self.channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
             return
@@ -67,11 +72,14 @@ class EmbeddingWorker(WorkerLoop["EmbeddingScheduler"]):
         )
         try:
             runtime = EmbeddingRuntime(options, progress=self.report_progress)
-            threads = _choose_threads(runtime, first)
-            packs = measure_packing(runtime)
-        except (RuntimeFailure, Aborted) as error:
+            allowance = Allowance(take(first, "selftest_limit_s", float))
+            threads = _choose_threads(runtime, allowance, first)
+            packs = _packs(runtime, allowance, first)
+        except RuntimeFailure as error:
             self.channel.send({"t": "failed", "message": str(error)})
             return
+        cut = cut_short(first, allowance.cut)
+        first = {**first, "facts": take(first, "facts", dict) | cut_facts(cut)}
         scheduler = self._scheduler(runtime, options.inputs if packs else 1, threads, first)
         self.channel.send(
             {
@@ -85,6 +93,7 @@ class EmbeddingWorker(WorkerLoop["EmbeddingScheduler"]):
                 "threads_reason": threads.reason,
                 # Vectors come of one shape or of many inputs together: the other shapes do not occur.
                 "exactness": [packs, True, True, True],
+                "cut": cut,
             }
         )
         failure: str | None = None
@@ -141,15 +150,28 @@ class EmbeddingWorker(WorkerLoop["EmbeddingScheduler"]):
             self._batch, self._batch_bytes = [], 0
 
 
-def _choose_threads(runtime: EmbeddingRuntime, first: Mapping[str, object]) -> Threads:
+def _choose_threads(runtime: EmbeddingRuntime, allowance: Allowance, first: Mapping[str, object]) -> Threads:
     from appliance.engine.llama_cpp.embedding import measure_speed
 
     count, cores = take(first, "threads", int), take(first, "cores", int)
     if count:
         return Threads(count=count, reason=take(first, "threads_reason", str))
-    threads = choose_threads({count: measure_speed(runtime, count) for count in thread_candidates(cores)}, cores)
+    candidates = thread_candidates(cores)
+    measure = lambda: choose_threads({each: measure_speed(runtime, each, allowance) for each in candidates}, cores)  # noqa: E731
+    careful = Threads(count=1, reason="auto: one, as the measurement came to no end within its limit")
+    threads = allowance.measured("threads", measure, careful, runtimes=(runtime,), share=0.5)
     runtime.use_threads(threads.count)
     return threads
+
+
+def _packs(runtime: EmbeddingRuntime, allowance: Allowance, first: Mapping[str, object]) -> bool:
+    from appliance.engine.llama_cpp.embedding import measure_packing
+
+    known = known_exactness(first)
+    if known is not None:
+        return known.batch
+    measure = partial(measure_packing, runtime, allowance)
+    return allowance.measured("packing", measure, False, runtimes=(runtime,), share=1.0)
 
 
 def main(arguments: list[str]) -> int:

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Mapping
 from typing import TypeVar
 
+from appliance.engine.batch import Exactness
 from appliance.engine.channel import ChannelError
 from appliance.engine.reasoning import Tags
 from appliance.engine.types import (
@@ -297,3 +298,33 @@ def _token_number(item: object) -> tuple[bytes, float]:
     if isinstance(item, list) and len(item) == 2 and isinstance(item[0], bytes) and isinstance(item[1], float):
         return item[0], item[1]
     raise ChannelError("a log probability is not a token and a number")
+
+
+def pack_exactness(exactness: Exactness | None) -> list[bool]:
+    """Empty where nothing is known."""
+    if exactness is None:
+        return []
+    return [exactness.batch, exactness.verify, exactness.chunk, exactness.rollback]
+
+
+def unpack_exactness(verdicts: list[object]) -> Exactness:
+    if len(verdicts) != 4 or not all(isinstance(verdict, bool) for verdict in verdicts):
+        raise ChannelError("message field exactness is not four verdicts")
+    batch, verify, chunk, rollback = map(bool, verdicts)
+    return Exactness(batch=batch, verify=verify, chunk=chunk, rollback=rollback)
+
+
+def known_exactness(message: Mapping[str, object]) -> Exactness | None:
+    """What an earlier worker found, None for the first one. It depends on nothing that a restart may change."""
+    verdicts = take(message, "exactness", list)
+    return unpack_exactness(verdicts) if verdicts else None
+
+
+def cut_short(message: Mapping[str, object], cut: list[str]) -> list[str]:
+    """Measurements that came to no end, those of an earlier worker included: what it found is used again."""
+    return list(dict.fromkeys([*map(str, take(message, "known_cut", list)), *cut]))
+
+
+def cut_facts(cut: list[str]) -> dict[str, object]:
+    """For the execution facts of receipts."""
+    return {"start-cut-short": ",".join(cut)} if cut else {}

@@ -12,11 +12,13 @@ from pathlib import Path
 import appliance
 from appliance.engine.batch import Exactness
 from appliance.engine.channel import LIMIT_BYTES, ChannelError, ChannelProtocol, Message, connect
-from appliance.engine.messages import optional, take, unpack_chat_format
+from appliance.engine.deaths import Build, WorkerDied, describe_death, faulted
+from appliance.engine.messages import optional, take, unpack_chat_format, unpack_exactness
 from appliance.engine.settings import Threads
 from appliance.engine.types import ChatFormat
 from appliance.errors import BootError
 
+_DYING_S = 5.0
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -52,6 +54,8 @@ class WorkerIdentity:
     exactness: Exactness
     chat: ChatFormat
     threads: Threads = field(compare=False)
+    cut: tuple[str, ...] = field(compare=False)
+    """Measurements of the start that came to no end within their limits."""
 
 
 class WorkerProcess:
@@ -66,6 +70,8 @@ class WorkerProcess:
         self._on_message: Callable[[Message], None] | None = None
         self._channel: ChannelProtocol | None = None
         self._failure: str | None = None
+        self._build: Build | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -76,14 +82,23 @@ class WorkerProcess:
         """True once the channel has ended: the worker is dead or about to be."""
         return self._closed.is_set()
 
-    def describe_end(self) -> str:
+    async def describe_end(self) -> str:
         """Why the worker ended, as far as it is known. Free of content."""
         if self._failure is not None:
             return self._failure
-        status = self._process.poll()
+        status = await self._status()
         if status is None:
             return "channel closed"
-        return f"signal {-status}" if status < 0 else f"exit status {status}"
+        return describe_death(-status, self._build) if status < 0 else f"exit status {status}"
+
+    async def _status(self) -> int | None:
+        """The exit status: a process that has closed its channel takes a moment to become one that has ended."""
+        if not self.closed:
+            return self._process.poll()
+        try:
+            return await asyncio.to_thread(self._process.wait, _DYING_S)
+        except subprocess.TimeoutExpired:
+            return None
 
     @classmethod
     async def spawn(cls, start: WorkerStart) -> WorkerProcess:
@@ -147,6 +162,8 @@ class WorkerProcess:
         self._process.kill()
         await asyncio.to_thread(self._process.wait)
         await self._closed.wait()
+        if self._ending is not None:
+            await self._ending
 
     def _receive(self, message: Message) -> None:
         """Raises ChannelError, which ends the channel: a worker that talks nonsense is as good as dead."""
@@ -158,6 +175,8 @@ class WorkerProcess:
         elif kind == "failed":
             self._failure = take(message, "message", str)
             self._refuse(self._failure)
+        elif kind == "computes":
+            self._build = _build(message)
         elif kind == "progress" and self._progress is not None:
             self._progress(take(message, "fraction", float))
         elif self._on_message is not None:
@@ -166,11 +185,25 @@ class WorkerProcess:
     def _end(self) -> None:
         self._closed.set()
         if not self._loaded.done():
-            self._refuse(f"it ended ({self.describe_end()}) before it had loaded the model")
+            self._ending = asyncio.get_running_loop().create_task(self._refuse_dead())
+
+    async def _refuse_dead(self) -> None:
+        status = await self._status()
+        if status is None or status >= 0:
+            end = "its channel closed" if status is None else f"it ended with exit status {status}"
+            self._refuse(f"{end} before it had loaded the model")
+            return
+        message = "the engine's worker failed before it had loaded and proved the model: "
+        self._refuse_with(
+            WorkerDied(message + describe_death(-status, self._build), faulted=faulted(-status), build=self._build)
+        )
 
     def _refuse(self, reason: str) -> None:
+        self._refuse_with(BootError(f"the engine's worker failed: {reason}"))
+
+    def _refuse_with(self, error: BootError) -> None:
         if not self._loaded.done():
-            self._loaded.set_exception(BootError(f"the engine's worker failed: {reason}"))
+            self._loaded.set_exception(error)
             # Marks the exception as seen: nobody awaits it when the start itself was cancelled.
             self._loaded.exception()
 
@@ -190,14 +223,17 @@ def _identity(message: Message) -> WorkerIdentity:
         arithmetic=take(message, "arithmetic", str),
         kernels=optional(message, "kernels", str),
         vocabulary_size=take(message, "vocabulary", int),
-        exactness=_exactness(take(message, "exactness", list)),
+        exactness=unpack_exactness(take(message, "exactness", list)),
         chat=unpack_chat_format(take(message, "chat", dict)) if "chat" in message else ChatFormat(),
         threads=Threads(count=take(message, "threads", int), reason=take(message, "threads_reason", str)),
+        cut=tuple(str(name) for name in take(message, "cut", list)),
     )
 
 
-def _exactness(verdicts: list[object]) -> Exactness:
-    if len(verdicts) != 4 or not all(isinstance(verdict, bool) for verdict in verdicts):
-        raise ChannelError("message field exactness is not four verdicts")
-    batch, verify, chunk, rollback = map(bool, verdicts)
-    return Exactness(batch=batch, verify=verify, chunk=chunk, rollback=rollback)
+def _build(message: Message) -> Build:
+    return Build(
+        library=take(message, "library", str),
+        version=take(message, "version", str),
+        kernels=optional(message, "kernels", str),
+        variants=tuple(str(name) for name in take(message, "variants", list)),
+    )

@@ -29,6 +29,9 @@ class RestartPolicy:
     load_timeout_s: float = 600.0
 
 
+VARIANTS = ("plain", "avx2", "avx-vnni", "avx512-vnni", "amx-int8")
+"""Of this project's kernels, the smallest first (native/llama_cpp/variants.h). Every one gives the same bits."""
+
 DRAFT_MODEL = "draft-model"
 SPECULATIONS = ("auto", "off", "prompt-lookup", "n-gram", DRAFT_MODEL)
 
@@ -58,6 +61,8 @@ class EngineSettings:
     are told about in words, as for a template that does not take any.
     `n_batch` is the most rows of one step, `slots` the most answers in progress, `kv_tokens` the cells they share.
     `pooling`: how vectors are made, see `pooling.resolve_pooling`.
+    `kernels` is one of VARIANTS, or "auto": the largest that this processor has. `selftest_limit_s` is the most that
+    all measurements of a start take together; what they did not come to gets the careful answer.
     """
 
     model_paths: tuple[Path, ...]
@@ -78,6 +83,29 @@ class EngineSettings:
     template_tools: bool = True
     restart: RestartPolicy = RestartPolicy()
     pooling: str = "auto"
+    kernels: str = "auto"
+    selftest_limit_s: float = 60.0
+
+
+def check_lengths(settings: EngineSettings, *, wanted: int, trained: int) -> None:
+    """Raises BootError for a context length, a batch or a speculation that cannot be."""
+    if not 1 < wanted <= trained:
+        raise BootError(f"context_length {wanted} is outside 2..{trained}, the length of training")
+    speculation, name = settings.speculation, settings.model_paths[0].name
+    if (speculation.kind == DRAFT_MODEL) and settings.draft is None:
+        raise BootError(f"engine.speculation is {DRAFT_MODEL!r} and the model {name} has no draft model")
+    if settings.draft is not None and speculation.kind != DRAFT_MODEL:  # nothing would ask it: as much of a mistake
+        raise BootError(f"the model {name} has a draft model: set engine.speculation to {DRAFT_MODEL!r}")
+    if settings.n_batch < 1 or settings.slots < 1 or (settings.threads != "auto" and settings.threads < 1):
+        raise BootError("the engine's batch size, slots and thread count must be at least 1")
+    if speculation.kind not in SPECULATIONS:
+        raise BootError(f"engine.speculation {speculation.kind!r} is none of {', '.join(SPECULATIONS)}")
+    rows = speculation.draft_tokens + 2  # what was drawn last, the drafts, and one more
+    if speculation.kind not in ("auto", "off") and settings.n_batch < rows:
+        raise BootError(
+            f"engine.batch_tokens {settings.n_batch} is too few to verify {speculation.draft_tokens} drafts: "
+            f"that takes {rows}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

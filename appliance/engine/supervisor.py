@@ -15,16 +15,17 @@ from typing import cast
 
 from appliance.engine.base import Progress
 from appliance.engine.channel import SUBMIT_LIMIT_BYTES, ChannelError, Message
+from appliance.engine.deaths import KernelChoice, WorkerDied
 from appliance.engine.draft import DraftWeights, read_draft
 from appliance.engine.embedding import EmbeddingEvent
 from appliance.engine.gguf import ModelFacts, read_facts
 from appliance.engine.memory import Need, ReadText, available_bytes, check_fits, need, read_text, scratch_bytes
-from appliance.engine.messages import pack_job, take, unpack_event
+from appliance.engine.messages import pack_exactness, pack_job, take, unpack_event
 from appliance.engine.pooling import resolve_pooling
 from appliance.engine.process import WorkerIdentity, WorkerProcess, WorkerStart
 from appliance.engine.sealed import SealedModel, seal_model
-from appliance.engine.settings import DRAFT_MODEL, SPECULATIONS, EngineSettings, resolve_cells
-from appliance.engine.tensor_types import LLAMA_CPP, describe_kernels, read_tensor_types, uncovered
+from appliance.engine.settings import EngineSettings, check_lengths, resolve_cells
+from appliance.engine.tensor_types import LLAMA_CPP, read_tensor_types, uncovered
 from appliance.engine.types import EngineEvent, EngineInfo, Finished, GenerationJob, LoadedModel
 from appliance.errors import ApplianceError, BadRequest, BootError, EngineFailed, TooLarge, Unavailable
 
@@ -47,6 +48,7 @@ class SupervisedEngine:
         self._facts: ModelFacts | None = None
         self._uncovered: tuple[str, ...] = ()
         """Types of the model's tensors that this project's kernels do not cover."""
+        self._kernels = KernelChoice(settings.kernels)
         self._draft: SealedModel | None = None
         self._draft_facts: ModelFacts | None = None
         self._identity: WorkerIdentity | None = None
@@ -68,7 +70,6 @@ class SupervisedEngine:
     def info(self) -> EngineInfo:
         """Raises RuntimeError before `start` returned."""
         identity = self._started()
-        covered = not self._uncovered
         return EngineInfo(
             name="llama.cpp",
             version=identity.version,
@@ -76,8 +77,10 @@ class SupervisedEngine:
             threads=identity.threads.count,
             threads_reason=identity.threads.reason,
             exactness=identity.exactness,
-            arithmetic=identity.arithmetic if covered else LLAMA_CPP,
+            arithmetic=LLAMA_CPP if self._uncovered else identity.arithmetic,
             kernels=identity.kernels,
+            uncovered=self._uncovered,
+            cut=identity.cut,
         )
 
     @property
@@ -140,16 +143,15 @@ class SupervisedEngine:
                 self._draft = await self._seal(draft, "draft model", progress)
                 self._draft_facts = await asyncio.to_thread(read_draft, self._sealed.fd, self._draft.fd)
             self._check_memory(self._facts)
-            await self._launch(lambda fraction: progress("load", fraction))
+            await self._launch_first(lambda fraction: progress("load", fraction))
         except BaseException:
             await self._discard_worker()
             self._close_models()
             raise
-        info = self.info
-        _LOG.info("%s %s runs with %d threads (%s)", info.name, info.version, info.threads, info.threads_reason)
-        _LOG.info("arithmetic %s, %s", info.arithmetic, describe_kernels(info.kernels, self._uncovered))
-        _LOG.info("shapes that are exact on this model: %s", info.exactness.describe())
-        _LOG.info("the chat template: %s", self.model.chat.describe())
+        for line in (*self.info.describe(), f"the chat template: {self.model.chat.describe()}"):
+            _LOG.info(line)
+        if self.info.cut:
+            _LOG.warning(self.info.describe_cut(settings.selftest_limit_s))
         self._watch = asyncio.create_task(self._keep_running(), name="engine-supervisor")
 
     async def stop(self, grace_s: float) -> None:
@@ -285,34 +287,8 @@ class SupervisedEngine:
             raise BootError("the model's metadata ask for vectors: its file has changed since it was looked at")
 
     def _check_lengths(self, facts: ModelFacts) -> None:
-        wanted = self._context_length()
-        if not 1 < wanted <= facts.training_context_length:
-            raise BootError(
-                f"context_length {wanted} is outside 2..{facts.training_context_length}, the length of training"
-            )
-        self._check_draft()
-        settings = self._settings
-        if settings.n_batch < 1 or settings.slots < 1 or (settings.threads != "auto" and settings.threads < 1):
-            raise BootError("the engine's batch size, slots and thread count must be at least 1")
-        if settings.speculation.kind not in SPECULATIONS:
-            raise BootError(f"engine.speculation {settings.speculation.kind!r} is none of {', '.join(SPECULATIONS)}")
-        speculation = settings.speculation
-        rows = speculation.draft_tokens + 2  # what was drawn last, the drafts, and one more
-        if speculation.kind not in ("auto", "off") and settings.n_batch < rows:
-            raise BootError(
-                f"engine.batch_tokens {settings.n_batch} is too few to verify {speculation.draft_tokens} drafts: "
-                f"that takes {rows}"
-            )
+        check_lengths(self._settings, wanted=self._context_length(), trained=facts.training_context_length)
         self._cells()
-
-    def _check_draft(self) -> None:
-        """A draft model that nothing would ask is as much of a mistake as one that is not there."""
-        settings = self._settings
-        wanted, name = settings.speculation.kind == DRAFT_MODEL, settings.model_paths[0].name
-        if wanted and settings.draft is None:
-            raise BootError(f"engine.speculation is {DRAFT_MODEL!r} and the model {name} has no draft model")
-        if settings.draft is not None and not wanted:
-            raise BootError(f"the model {name} has a draft model: set engine.speculation to {DRAFT_MODEL!r}")
 
     def _draft_context(self) -> int:
         """Tokens that the draft's context holds: those of an answer, as far as the draft was trained for."""
@@ -353,6 +329,7 @@ class SupervisedEngine:
             "flash-attention": True,
             "n-batch": n_batch,
             "context-length": self._context_length(),
+            **self._kernels.facts(),
         }
         if settings.draft is not None:
             facts["draft-model"] = settings.draft.sha256
@@ -379,6 +356,16 @@ class SupervisedEngine:
             "detect_reasoning": settings.reasoning == "auto",
             "template_tools": settings.template_tools,
             "facts": facts,
+            **self._start_limits(),
+        }
+
+    def _start_limits(self) -> Message:
+        """How a worker of any kind measures, and what an earlier one has measured already."""
+        return {
+            "kernels": self._kernels.name,
+            "selftest_limit_s": self._settings.selftest_limit_s,
+            "exactness": pack_exactness(None if self._identity is None else self._identity.exactness),
+            "known_cut": [] if self._identity is None else list(self._identity.cut),
         }
 
     def _known_threads(self) -> tuple[int, str]:
@@ -388,6 +375,18 @@ class SupervisedEngine:
         if self._identity is not None:
             return self._identity.threads.count, self._identity.threads.reason
         return 0, ""
+
+    async def _launch_first(self, progress: Callable[[float], None]) -> None:
+        """The start that proves library and model. Where a variant of the kernels dies of it the next smaller one is
+        tried, once: it computes the same bits, and every receipt names both. Raises BootError."""
+        try:
+            await self._launch(progress)
+        except WorkerDied as died:
+            if not self._kernels.pass_over(died):
+                raise
+            _LOG.warning("%s. Trying the smaller variant %s", died, self._kernels.name)
+            await self._discard_worker()
+            await self._launch(progress)
 
     async def _launch(self, progress: Callable[[float], None]) -> None:
         """Start a worker and wait until it has loaded. Raises BootError."""
@@ -420,7 +419,7 @@ class SupervisedEngine:
                 failures = 0 if loop.time() - born >= policy.stable_s else failures
             self._up.clear()
             self._fail_jobs(lambda: EngineFailed("engine_failed", "the engine stopped in the middle of this answer"))
-            reason = "it never loaded" if self._worker is None else self._worker.describe_end()
+            reason = "it never loaded" if self._worker is None else await self._worker.describe_end()
             await self._discard_worker()
             delay = min(policy.max_s, policy.initial_s * 2 ** min(failures, 30))
             self._next_attempt_at = loop.time() + delay

@@ -64,14 +64,3 @@ def read_tensor_types(fd: int) -> frozenset[int]:
 def uncovered(types: Iterable[int]) -> tuple[str, ...]:
     """Names of the types that this project's kernels do not cover, sorted: llama.cpp's own code computes with them."""
     return tuple(sorted(_FALLBACK[number] for number in types if number in _FALLBACK))
-
-
-def describe_kernels(kernels: str | None, uncovered_types: tuple[str, ...]) -> str:
-    """For the log."""
-    if kernels is None:
-        return "computed by llama.cpp alone: this build has none of this project's kernels"
-    if uncovered_types:
-        return (
-            f"kernels {kernels}, which do not cover this model's {', '.join(uncovered_types)}: llama.cpp computes those"
-        )
-    return f"kernels {kernels}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -235,6 +235,7 @@ class EngineInfo:
 
     `libraries` is sorted (basename, SHA-256). `exactness` is what the self-test found at the load. `arithmetic` and
     `kernels` are those of receipts (docs/receipt-format.md); None where nothing is computed, or no kernel computes.
+    `uncovered` are types of the model's tensors that no kernel covers, `cut` measurements of the start without an end.
     """
 
     name: str
@@ -245,3 +246,25 @@ class EngineInfo:
     exactness: Exactness = EXACT
     arithmetic: str | None = None
     kernels: str | None = None
+    uncovered: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()
+
+    def describe(self) -> Iterator[str]:
+        """Lines for the log."""
+        yield f"{self.name} {self.version} runs with {self.threads} threads ({self.threads_reason})"
+        if self.kernels is None:
+            kernels = "computed by llama.cpp alone: this build has none of this project's kernels"
+        else:
+            kernels = f"kernels {self.kernels}"
+        if self.kernels is not None and self.uncovered:
+            types = ", ".join(self.uncovered)
+            kernels += f", which do not cover this model's {types}: llama.cpp's own code computes those"
+        yield f"arithmetic {self.arithmetic}, {kernels}"
+        yield f"shapes that are exact on this model: {self.exactness.describe()}"
+
+    def describe_cut(self, limit_s: float) -> str:
+        """For the log, where `cut` is not empty."""
+        return (
+            f"not measured within engine.selftest_limit_s = {limit_s:g}: {', '.join(self.cut)}; the careful answer is "
+            "taken (one thread, nothing exact, no speculation, as far as they are among these)"
+        )

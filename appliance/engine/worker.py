@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,17 @@ from appliance.engine.channel import BlockingChannel, Message
 from appliance.engine.chat_template import ChatTemplate, Rendering, TemplateTimeout, TemplateTooSlow
 from appliance.engine.draft import DraftModel
 from appliance.engine.memory import JobMemory, available_bytes, read_text
-from appliance.engine.messages import optional, pack_chat_format, pack_event, take, unpack_job
+from appliance.engine.messages import (
+    cut_facts,
+    cut_short,
+    known_exactness,
+    optional,
+    pack_chat_format,
+    pack_event,
+    pack_exactness,
+    take,
+    unpack_job,
+)
 from appliance.engine.prefix_cache import CacheLimits, PrefixCache
 from appliance.engine.prompt import PromptBuilder, Vocabulary
 from appliance.engine.scheduler import Limits, Scheduler
@@ -34,12 +45,14 @@ from appliance.errors import ApplianceError, BadRequest
 
 if TYPE_CHECKING:
     from appliance.engine.batch import Exactness
+    from appliance.engine.llama_cpp.allowance import Allowance
     from appliance.engine.llama_cpp.runtime import LlamaRuntime, RuntimeOptions
 
 TEMPLATE_LIMIT_S = 2.0
 PROBE_LIMIT_S = 5.0
 SEQUENCES_AT_MOST = 256  # LLAMA_MAX_SEQ
 DEAR_ROW = 0.5  # of an evaluation: from here on guesses cost more than they bring unless nearly all are right
+TOO_DEAR = GuessCosts(row=1.0, shape=1.0)  # where nobody knows: a row of guesses as dear as an evaluation of its own
 LONG_STEP_ROWS = 128
 
 
@@ -89,23 +102,23 @@ class Worker(WorkerLoop[Scheduler]):
         # Heavy and native: only after hardening, and reported to the supervisor where it is not installed.
         try:
             from appliance.engine.llama_cpp import libraries
-            from appliance.engine.llama_cpp.runtime import Aborted, LlamaRuntime, RuntimeFailure
-            from appliance.engine.llama_cpp.selftest import measure_exactness, measure_guess_costs
+            from appliance.engine.llama_cpp.allowance import Allowance
+            from appliance.engine.llama_cpp.runtime import LlamaRuntime, RuntimeFailure
+
+            self.report_build(take(first, "kernels", str))
         except (ImportError, OSError, RuntimeError) as error:
             self.channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
             return
         try:
             runtime = LlamaRuntime(self._options(first), progress=self.report_progress)
-            threads = self._choose_threads(runtime, first)
-            exactness = measure_exactness(runtime)
-            self._costs = measure_guess_costs(runtime)
-            if not exactness.rollback:
-                self._costs = replace(self._costs, replay=self._costs.row)
+            allowance = Allowance(take(first, "selftest_limit_s", float))
+            threads, exactness = self._measure(runtime, allowance, first)
             if len(self._models) > 1:
-                self._load_draft(runtime, threads, first)
-        except (RuntimeFailure, Aborted) as error:
+                self._load_draft(runtime, threads, allowance, first)
+        except RuntimeFailure as error:
             self.channel.send({"t": "failed", "message": str(error)})
             return
+        cut = cut_short(first, allowance.cut)
         template = TimedTemplate(
             optional(first, "template", str),
             bos_text=runtime.special_text("bos"),
@@ -113,7 +126,7 @@ class Worker(WorkerLoop[Scheduler]):
         )
         chat = _probe(template, first)
         runtime.spell(chat.spellings)
-        scheduler = self._scheduler(runtime, exactness, (threads, template), first)
+        scheduler = self._scheduler(runtime, exactness, (threads, template, cut), first)
         self.channel.send(
             {
                 "t": "loaded",
@@ -124,7 +137,8 @@ class Worker(WorkerLoop[Scheduler]):
                 "kernels": libraries.variant(),
                 "threads": threads.count,
                 "threads_reason": threads.reason,
-                "exactness": [exactness.batch, exactness.verify, exactness.chunk, exactness.rollback],
+                "exactness": pack_exactness(exactness),
+                "cut": cut,
                 "chat": pack_chat_format(chat),
             }
         )
@@ -137,6 +151,30 @@ class Worker(WorkerLoop[Scheduler]):
         if failure is not None:
             self.channel.send({"t": "failed", "message": failure})
 
+    def _measure(
+        self, runtime: LlamaRuntime, allowance: Allowance, first: Mapping[str, object]
+    ) -> tuple[Threads, Exactness]:
+        """Threads, then what is exact with so many of them, then what guesses cost. Raises RuntimeFailure."""
+        from appliance.engine.llama_cpp.measure import measure_threads
+        from appliance.engine.llama_cpp.selftest import NOT_EXACT, measure_exactness, measure_guess_costs
+
+        count = take(first, "threads", int)
+        threads = Threads(count=count, reason=take(first, "threads_reason", str))
+        if not count:
+            measure = partial(measure_threads, runtime, take(first, "cores", int), allowance)
+            careful = Threads(count=1, reason="auto: one, as the measurement came to no end within its limit")
+            threads = allowance.measured("threads", measure, careful, runtimes=(runtime,), share=0.25)
+            runtime.use_threads(threads.count)
+        exactness = known_exactness(first)
+        if exactness is None:
+            test = partial(measure_exactness, runtime, allowance)
+            exactness = allowance.measured("exactness", test, NOT_EXACT, runtimes=(runtime,), share=0.75)
+        costs = partial(measure_guess_costs, runtime, allowance)
+        self._costs = allowance.measured("speculation", costs, TOO_DEAR, runtimes=(runtime,), share=0.9)
+        if not exactness.rollback:
+            self._costs = replace(self._costs, replay=self._costs.row)
+        return threads, exactness
+
     def _options(self, first: Mapping[str, object]) -> RuntimeOptions:
         from appliance.engine.llama_cpp.runtime import RuntimeOptions
 
@@ -148,7 +186,9 @@ class Worker(WorkerLoop[Scheduler]):
             threads=take(first, "threads", int) or 1,
         )
 
-    def _load_draft(self, runtime: LlamaRuntime, threads: Threads, first: Mapping[str, object]) -> None:
+    def _load_draft(
+        self, runtime: LlamaRuntime, threads: Threads, allowance: Allowance, first: Mapping[str, object]
+    ) -> None:
         """Raises RuntimeFailure."""
         from appliance.engine.llama_cpp.runtime import LlamaRuntime, RuntimeOptions
         from appliance.engine.llama_cpp.selftest import measure_draft_cost
@@ -160,26 +200,19 @@ class Worker(WorkerLoop[Scheduler]):
         )
         draft = LlamaRuntime(options, progress=lambda _: None)
         # A guess costs its own making and a row of the model's evaluation.
-        self._costs = replace(self._costs, row=self._costs.row + measure_draft_cost(runtime, draft))
+        measure, both = partial(measure_draft_cost, runtime, draft, allowance), (runtime, draft)
+        cost = allowance.measured("draft", measure, TOO_DEAR.row, runtimes=both, share=1.0)
+        self._costs = replace(self._costs, row=self._costs.row + cost)
         self._draft = DraftModel(draft, rows=rows, capacity=capacity)
-
-    @staticmethod
-    def _choose_threads(runtime: LlamaRuntime, first: Mapping[str, object]) -> Threads:
-        from appliance.engine.llama_cpp.measure import measure_threads
-
-        count = take(first, "threads", int)
-        if not count:
-            return measure_threads(runtime, take(first, "cores", int))
-        return Threads(count=count, reason=take(first, "threads_reason", str))
 
     def _scheduler(
         self,
         runtime: LlamaRuntime,
         exactness: Exactness,
-        resolved: tuple[Threads, ChatTemplate],
+        resolved: tuple[Threads, ChatTemplate, list[str]],
         first: Mapping[str, object],
     ) -> Scheduler:
-        threads, template = resolved
+        threads, template, cut = resolved
         vocabulary: Vocabulary = runtime
         kind = take(first, "speculation", str)
         if kind == "auto":
@@ -194,7 +227,7 @@ class Worker(WorkerLoop[Scheduler]):
             exactness=exactness,
             deterministic=take(first, "deterministic", bool),
             speculation=kind,
-            facts={**take(first, "facts", dict), "threads": threads.count},
+            facts=take(first, "facts", dict) | {"threads": threads.count} | cut_facts(cut),
         )
         return Scheduler(
             runtime,

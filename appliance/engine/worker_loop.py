@@ -178,6 +178,17 @@ class WorkerLoop(ABC, Generic[S]):
             self._reported = fraction
             self.channel.send({"t": "progress", "fraction": min(1.0, max(0.0, float(fraction)))})
 
+    def report_build(self, name: str) -> None:
+        """Choose the kernels and tell what computes, before anything is computed: it may be the worker's last word.
+
+        Raises RuntimeError where the variant `name` is none of this build and processor.
+        """
+        from appliance.engine.llama_cpp import libraries
+
+        build = libraries.choose(name)
+        stated = {"kernels": build.kernels, "variants": list(build.variants)}
+        self.channel.send({"t": "computes", "library": build.library, "version": build.version, **stated})
+
     def _handle(self, scheduler: S, message: Message) -> bool:
         """False for the message to stop. Raises ChannelError for one of no known kind."""
         kind = message.get("t")

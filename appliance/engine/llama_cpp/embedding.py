@@ -8,13 +8,14 @@ import time
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from appliance.engine.llama_cpp.allowance import Allowance
 from appliance.engine.llama_cpp.runtime import Aborted, LlamaRuntime, RuntimeFailure, RuntimeOptions
 
 Vector = npt.NDArray[np.float32]
@@ -172,33 +173,36 @@ class EmbeddingRuntime(LlamaRuntime):
         return vector
 
 
-def measure_packing(runtime: EmbeddingRuntime) -> bool:
+def measure_packing(runtime: EmbeddingRuntime, allowance: Allowance) -> bool:
     """Whether inputs evaluated together give the very bits of each alone, on inputs of many lengths.
 
-    Kernels differ with the number of rows, so this is a measurement of one model on one machine.
+    Kernels differ with the number of rows, so this is a measurement of one model on one machine. Raises Exhausted.
     """
     lengths = [length for length in (1, 3, 12, 28, 5, 40, 2, 64) if length <= runtime.options.n_batch]
     span = max(1, min(runtime.vocabulary_size, 50_000) - 1)
     samples = [
         [(7919 * (row + 1) * (place + 3)) % span for row in range(length)] for place, length in enumerate(lengths)
     ]
-    alone = [runtime.embed([sample])[0] for sample in samples]
+    alone = [allowance.evaluate(partial(runtime.embed, [sample]))[0] for sample in samples]
     for count in range(2, len(samples) + 1):
         together = samples[:count]
         if sum(map(len, together)) > runtime.options.n_batch or count > runtime.options.n_sequences:
             break
-        if not all(map(np.array_equal, runtime.embed(together), alone)):
+        if not all(map(np.array_equal, allowance.evaluate(partial(runtime.embed, together)), alone)):
             return False
     return True
 
 
-def measure_speed(runtime: EmbeddingRuntime, threads: int) -> float:
-    """Tokens a second with so many threads, on an input of moderate length; the faster of two runs counts."""
+def measure_speed(runtime: EmbeddingRuntime, threads: int, allowance: Allowance) -> float:
+    """Tokens a second with so many threads, on an input of moderate length; the faster of two runs counts.
+
+    Raises Exhausted.
+    """
     sample = [1] * min(_SPEED_TOKENS, runtime.options.n_batch)
     runtime.use_threads(threads)
     taken = []
     for _ in range(3):
         before = time.perf_counter()
-        runtime.embed([sample])
+        allowance.evaluate(partial(runtime.embed, [sample]))
         taken.append(time.perf_counter() - before)
     return len(sample) / max(min(taken[1:]), 1e-9)  # the first one warms the caches and the threads up

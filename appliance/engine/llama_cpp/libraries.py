@@ -8,6 +8,8 @@ from pathlib import Path
 
 import llama_cpp
 
+from appliance.engine.deaths import Build
+from appliance.engine.settings import VARIANTS
 from appliance.engine.tensor_types import LLAMA_CPP
 
 _SYMBOLS = ("attested_arithmetic", "attested_variant", "attested_variant_available", "attested_use_variant")
@@ -49,6 +51,23 @@ def kernels() -> ctypes.CDLL | None:
             library.attested_variant_available.restype = library.attested_use_variant.restype = ctypes.c_bool
             return library
     return None
+
+
+def choose(name: str) -> Build:
+    """Compute with the variant `name` from now on, with the best one where it is empty; what computes then.
+
+    Raises RuntimeError where this build or this processor does not have it.
+    """
+    library = kernels()
+    path = next((str(path) for path in mapped() if path.name.startswith("libggml-cpu")), "llama.cpp's library")
+    if library is None:
+        if name:
+            raise RuntimeError(f"engine.kernels is {name!r}, and {path} has none of this project's kernels")
+        return Build(library=path, version=version(), kernels=None, variants=())
+    variants = tuple(each for each in VARIANTS if library.attested_variant_available(each.encode()))
+    if name and (name not in variants or not library.attested_use_variant(name.encode())):
+        raise RuntimeError(f"engine.kernels is {name!r}, and this processor has {', '.join(variants)}")
+    return Build(library=path, version=version(), kernels=variant(), variants=variants)
 
 
 def arithmetic() -> str:

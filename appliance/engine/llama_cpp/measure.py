@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 from appliance.engine.batch import Segment
+from appliance.engine.llama_cpp.allowance import Allowance
 from appliance.engine.llama_cpp.runtime import LlamaRuntime
 from appliance.engine.settings import Threads, choose_threads, thread_candidates
 
@@ -15,10 +17,10 @@ _BUSY_S = 0.0008
 _PAUSE_S = 0.006
 
 
-def measure_threads(runtime: LlamaRuntime, cores: int) -> Threads:
+def measure_threads(runtime: LlamaRuntime, cores: int, allowance: Allowance) -> Threads:
     """Time single decode steps with each candidate; leaves the context empty and the chosen count in force.
 
-    Of one candidate nothing is timed.
+    Of one candidate nothing is timed. Raises Exhausted.
     """
     counts = thread_candidates(cores)
     if len(counts) == 1:
@@ -28,7 +30,7 @@ def measure_threads(runtime: LlamaRuntime, cores: int) -> Threads:
     imitation = threading.Thread(target=_serve, args=(served,), daemon=True)
     imitation.start()
     try:
-        speeds = {count: _speed(runtime, count) for count in counts}
+        speeds = {count: _speed(runtime, count, allowance) for count in counts}
     finally:
         served.set()
         imitation.join()
@@ -45,18 +47,21 @@ def _serve(end: threading.Event) -> None:
             pass
 
 
-def _speed(runtime: LlamaRuntime, count: int) -> float:
+def _speed(runtime: LlamaRuntime, count: int, allowance: Allowance) -> float:
     """Tokens per second of one sequence; the median step decides, for one that was disturbed says nothing."""
     runtime.use_threads(count)
     taken: list[float] = []
     start = time.perf_counter()
-    for position in range(min(_STEPS, runtime.options.kv_tokens)):
-        before = time.perf_counter()
-        runtime.decode([Segment(sequence=0, position=position, tokens=[1], outputs=1)])
-        taken.append(time.perf_counter() - before)
-        if time.perf_counter() - start > _LIMIT_S:
-            break
-    runtime.forget(0)
+    try:
+        for position in range(min(_STEPS, runtime.options.kv_tokens)):
+            segment = Segment(sequence=0, position=position, tokens=[1], outputs=1)
+            before = time.perf_counter()
+            allowance.evaluate(partial(runtime.decode, [segment]))
+            taken.append(time.perf_counter() - before)
+            if time.perf_counter() - start > _LIMIT_S:
+                break
+    finally:
+        runtime.forget(0)
     # The first steps warm the caches and the threads up.
     steady = sorted(taken[2:] or taken)
     return 1.0 / steady[len(steady) // 2]

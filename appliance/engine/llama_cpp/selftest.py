@@ -8,8 +8,11 @@ the build, so the test visits both sides of those borders as far as the context 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from functools import partial
 
 from appliance.engine.batch import Exactness, Segment
+from appliance.engine.llama_cpp.allowance import Allowance
 from appliance.engine.llama_cpp.runtime import LlamaRuntime
 from appliance.engine.speculation import GuessCosts
 
@@ -21,9 +24,16 @@ _CHUNK = 7
 ROWS = 4  # a narrow proposal and the token before it
 
 
-def measure_exactness(runtime: LlamaRuntime) -> Exactness:
-    """Run the shapes and compare; leaves the context empty. Takes about as long as 90 to 140 prompt tokens."""
-    test = _SelfTest(runtime)
+NOT_EXACT = Exactness(batch=False, verify=False, chunk=False, rollback=False)
+"""What is taken where the self-test came to no end."""
+
+
+def measure_exactness(runtime: LlamaRuntime, allowance: Allowance) -> Exactness:
+    """Run the shapes and compare; leaves the context empty. Takes about as long as 90 to 140 prompt tokens.
+
+    Raises Exhausted.
+    """
+    test = _SelfTest(runtime, allowance)
     try:
         return test.run()
     finally:
@@ -31,49 +41,60 @@ def measure_exactness(runtime: LlamaRuntime) -> Exactness:
             runtime.forget(sequence)
 
 
-def measure_guess_costs(runtime: LlamaRuntime) -> GuessCosts:
-    """What rows of guesses add where the shape stays, and what changing it adds; leaves the context empty."""
+def measure_guess_costs(runtime: LlamaRuntime, allowance: Allowance) -> GuessCosts:
+    """What rows of guesses add where the shape stays, and what changing it adds; leaves the context empty.
+
+    Raises Exhausted.
+    """
     many = min(ROWS, runtime.options.n_batch)
     if many == 1:
         return GuessCosts(row=1.0)
-    (one,) = _least_seconds((runtime, 1))
-    (several,) = _least_seconds((runtime, many))
-    changing = sum(_least_seconds((runtime, 1), (runtime, many)))
+    (one,) = _least_seconds(allowance, (runtime, 1))
+    (several,) = _least_seconds(allowance, (runtime, many))
+    changing = sum(_least_seconds(allowance, (runtime, 1), (runtime, many)))
     return GuessCosts(
         row=max(0.0, (several / one - 1) / (many - 1)),
         shape=max(0.0, (changing - one - several) / one),
     )
 
 
-def measure_draft_cost(runtime: LlamaRuntime, draft: LlamaRuntime) -> float:
-    """What evaluating one row with the draft model takes, in evaluations of one row; leaves both contexts empty."""
-    target_s, draft_s = _least_seconds((runtime, 1), (draft, 1))
+def measure_draft_cost(runtime: LlamaRuntime, draft: LlamaRuntime, allowance: Allowance) -> float:
+    """What evaluating one row with the draft model takes, in evaluations of one row; leaves both contexts empty.
+
+    Several rows of the draft are evaluated too, and not timed: prompts come in them. Raises Exhausted.
+    """
+    _least_seconds(allowance, (draft, min(ROWS, draft.options.n_batch)), times=1)
+    target_s, draft_s = _least_seconds(allowance, (runtime, 1), (draft, 1))
     return draft_s / target_s
 
 
-def _least_seconds(*evaluations: tuple[LlamaRuntime, int]) -> list[float]:
-    """The least that evaluating so many rows took, of three times each, in turns: what disturbs one disturbs the other.
+def _least_seconds(allowance: Allowance, *evaluations: tuple[LlamaRuntime, int], times: int = 3) -> list[float]:
+    """The least that evaluating so many rows took of all `times`, in turns: what disturbs one disturbs the other.
 
     One thread's own time does not count what others do on its core; several threads wait for each other. A clock
     that counts ticks, as User Mode Linux has for threads, stands still for an evaluation: then it is not used.
     """
     own: list[list[float]] = [[] for _ in evaluations]
     wall: list[list[float]] = [[] for _ in evaluations]
-    for _ in range(3):
+    for _ in range(times):
         for index, (runtime, rows) in enumerate(evaluations):
+            segment = Segment(sequence=0, position=0, tokens=[1] * rows, outputs=rows)
             own_start, start = time.thread_time(), time.perf_counter()
-            runtime.decode([Segment(sequence=0, position=0, tokens=[1] * rows, outputs=rows)])
+            try:
+                allowance.evaluate(partial(runtime.decode, [segment]))
+            finally:
+                runtime.forget(0)
             wall[index].append(time.perf_counter() - start)
             own[index].append(time.thread_time() - own_start)
-            runtime.forget(0)
     alone = all(runtime.threads == 1 for runtime, _ in evaluations)
     counted = own if alone and min(map(min, own)) > 0 else wall
     return [min(times) for times in counted]
 
 
 class _SelfTest:
-    def __init__(self, runtime: LlamaRuntime) -> None:
+    def __init__(self, runtime: LlamaRuntime, allowance: Allowance) -> None:
         self._runtime = runtime
+        self._allowance = allowance
         options = runtime.options
         # Long enough that so many sequences fill the cells past the border, as far as they can.
         filling = -(-_CROWDED_CELLS // max(1, options.n_sequences - 2))
@@ -92,7 +113,7 @@ class _SelfTest:
         alone = self._one_by_one(0)
         rollback = self._runtime.forget(0, start=self._size)
         if not rollback:
-            return Exactness(batch=False, verify=False, chunk=False, rollback=False)
+            return NOT_EXACT
         verify = self._together(0) == alone
         self._runtime.forget(0, start=self._size)
         crowd = self._crowd(state)
@@ -110,22 +131,26 @@ class _SelfTest:
         chunk = prompt == start or self._prefill(0, _CHUNK) == start
         return Exactness(batch=batch, verify=verify, chunk=chunk, rollback=True)
 
+    def _decode(self, segments: Sequence[Segment]) -> None:
+        """Raises Exhausted."""
+        self._allowance.evaluate(partial(self._runtime.decode, segments))
+
     def _prefill(self, sequence: int, chunk: int) -> bytes:
         for start in range(0, self._size, chunk):
             piece = self._prompt[start : start + chunk]
             last = start + chunk >= self._size
-            self._runtime.decode([Segment(sequence=sequence, position=start, tokens=piece, outputs=int(last))])
+            self._decode([Segment(sequence=sequence, position=start, tokens=piece, outputs=int(last))])
         return self._runtime.logits(len(piece) - 1).tobytes()
 
     def _one_by_one(self, sequence: int) -> list[bytes]:
         rows = []
         for index, token in enumerate(self._next):
-            self._runtime.decode([self._after(sequence, [token], index)])
+            self._decode([self._after(sequence, [token], index)])
             rows.append(self._runtime.logits(0).tobytes())
         return rows
 
     def _together(self, sequence: int) -> list[bytes]:
-        self._runtime.decode([self._after(sequence, self._next, 0)])
+        self._decode([self._after(sequence, self._next, 0)])
         return [self._runtime.logits(row).tobytes() for row in range(len(self._next))]
 
     def _after(self, sequence: int, tokens: list[int], offset: int) -> Segment:
@@ -141,7 +166,7 @@ class _SelfTest:
     def _packed(self, crowd: list[int], expected: bytes) -> bool:
         """One row of each of up to eight sequences."""
         chosen = [0, *crowd][: min(8, self._runtime.options.n_batch)]
-        self._runtime.decode([self._after(sequence, self._next[:1], 0) for sequence in chosen])
+        self._decode([self._after(sequence, self._next[:1], 0) for sequence in chosen])
         rows = [self._runtime.logits(row).tobytes() for row in range(len(chosen))]
         for sequence in chosen:
             self._runtime.forget(sequence, start=self._size)
@@ -158,12 +183,12 @@ class _SelfTest:
         if piece < 1 or other >= options.n_sequences:
             return b"", b""
         beside = Segment(sequence=other, position=0, tokens=self._prompt[:piece], outputs=0)
-        self._runtime.decode([self._after(0, self._next[:1], 0), beside])
+        self._decode([self._after(0, self._next[:1], 0), beside])
         row = self._runtime.logits(0).tobytes()
         for start in range(piece, self._size, _CHUNK):
             tokens = self._prompt[start : start + _CHUNK]
             last = int(start + _CHUNK >= self._size)
-            self._runtime.decode([Segment(sequence=other, position=start, tokens=tokens, outputs=last)])
+            self._decode([Segment(sequence=other, position=start, tokens=tokens, outputs=last)])
         prompt = self._runtime.logits(len(tokens) - 1).tobytes()
         self._runtime.forget(0, start=self._size)
         self._runtime.forget(other)

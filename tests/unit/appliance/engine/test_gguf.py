@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.engine.gguf import facts_of, parse_metadata, parse_tensors, tokenizer_digest
-from appliance.engine.tensor_types import describe_kernels, read_tensor_types, uncovered
+from appliance.engine.tensor_types import read_tensor_types, uncovered
 from appliance.errors import BootError
 from client_sdk.wire import cbor
 
@@ -138,8 +138,6 @@ def test_types_without_kernels_are_served_and_named(tmp_path: Path) -> None:
         os.close(fd)
     assert uncovered(types) == ("IQ3_S",)
     assert uncovered(types - {21}) == ()
-    assert "do not cover this model's IQ3_S" in describe_kernels("avx2", uncovered(types))
-    assert "none of this project's kernels" in describe_kernels(None, ())
 
 
 def huge(offset: int) -> bytes:
