@@ -9,8 +9,9 @@ PY := $(VENV)/bin/python
 LISTEN ?= 127.0.0.1:8443
 MODEL ?= smollm2-135m-instruct
 
-# tpm2-pytss compiles against a library of the system; without it a few tests are left out, and say so.
-TPM_EXTRA := $(shell command -v swtpm >/dev/null && pkg-config --exists tss2-esys 2>/dev/null && echo ,tpm2)
+# tpm2-pytss compiles against a library of the system and Python's headers; without them a few tests are left out, and say so.
+# Asked anew each time: scripts/test_needs.sh may have installed them in between.
+TPM_EXTRA = $(shell scripts/test_needs.sh --has-tpm && echo ,tpm2)
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 PIP_INSTALL = $(PY) -m pip install -v -c constraints.txt
 
@@ -53,9 +54,13 @@ $(VENV)/.installed: $(VENV)/.engine pyproject.toml constraints.txt
 		{ tail -n 40 $(VENV)/install.log >&2; echo "The installation failed; its whole log is $(VENV)/install.log" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
+.PHONY: test-needs
+test-needs:
+	@scripts/test_needs.sh
+
+$(VENV)/.installed-test: $(VENV)/.installed | test-needs
 	@if [ -z "$(TPM_EXTRA)" ]; then \
-		echo "No software TPM here, so the tests that quote with one are left out. For them: apt-get install swtpm libtss2-dev pkg-config, then make clean" >&2; \
+		echo "No software TPM here, so the tests that quote with one are left out. For them: apt-get install swtpm libtss2-dev pkg-config python3-dev, then make clean" >&2; \
 	fi
 	@echo "Installing what the tests need"
 	@$(PIP_INSTALL) -e '.[demo,test$(TPM_EXTRA)]' 2>&1 | $(PY) scripts/pip_progress.py $(VENV)/install-test.log || \

@@ -33,7 +33,7 @@ from tests.integration.vsock.conftest import StartForwarder
 from tests.integration.vsock.conftest import forward as forward
 from tests.simulators import amd, kds, tsm
 
-pytestmark = [pytest.mark.model, pytest.mark.skipif(not tsm.usable(), reason="no /dev/fuse or no fusermount3 here")]
+pytestmark = [pytest.mark.model, pytest.mark.skipif(bool(tsm.why_not()), reason=tsm.why_not())]
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,14 +23,14 @@ from client_sdk.tee.snp import abi
 from client_sdk.tee.tdx.abi import parse_quote
 from client_sdk.wire.attestation import EvidenceItem
 from tests.simulators import amd
-from tests.simulators.tsm import Machine, mounted, usable
+from tests.simulators.tsm import Machine, MountError, mounted, why_not
 
 DATA = bytes(range(64))
 CHIP = amd.chip()
 CONFIG = AttestationConfig()
 BINDING = Binding(report_data=DATA, extra_data=b"e" * 32, nonce=b"n" * 32, spki=None)
 QUOTE = Path(__file__).parents[3] / "vectors" / "tee" / "tdx" / "v5_90c06f_uptodate.quote.bin"
-needs_fuse = pytest.mark.skipif(not usable(), reason="no /dev/fuse or no fusermount3 here")
+needs_fuse = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 Mount = Callable[[Machine], Path]
 
@@ -78,6 +79,28 @@ def failing(make: Callable[[], object]) -> str:
         make()
     assert (caught.value.code, caught.value.retry_after_s) == ("evidence_failed", 5)
     return caught.value.message
+
+
+# The simulator
+
+
+@needs_fuse
+def test_mounting_leaves_this_process_as_it_was(mount: Mount) -> None:
+    """libfuse changes how its process takes signals, and where it is: a broken pipe then ends it without a word."""
+    before = (signal.getsignal(signal.SIGPIPE), Path.cwd())
+    mount(Machine(make=make_snp))
+    reading, writing = os.pipe()
+    os.close(reading)
+    with pytest.raises(BrokenPipeError):
+        os.write(writing, b"x")
+    os.close(writing)
+    assert (signal.getsignal(signal.SIGPIPE), Path.cwd()) == before
+
+
+def test_without_libfuse_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSE_LIBRARY_NAME", "no-such-library")
+    with pytest.raises(MountError, match="Unable to find libfuse"), mounted(Machine(make=make_snp), tmp_path):
+        pass
 
 
 # configfs-tsm
