@@ -35,7 +35,8 @@ cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL attested_finish)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$" AND UNIX AND NOT APPLE)
   set(ATTESTED_DIR "${CMAKE_CURRENT_LIST_DIR}")
   set(ATTESTED_FLAGS_avxvnni -mavxvnni)
-  set(ATTESTED_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512)
+  set(ATTESTED_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512
+    -Wno-maybe-uninitialized) # of GCC 12's own header
   set(ATTESTED_FLAGS_amx ${ATTESTED_FLAGS_avx512} -mamx-tile -mamx-int8)
   function(attested_add)
     file(GLOB sources CONFIGURE_DEPENDS "${ATTESTED_DIR}/*.cpp")
@@ -46,13 +47,14 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$" AND UNIX AND NOT APPLE)
         set_property(SOURCE "${file}" TARGET_DIRECTORY ggml-cpu APPEND PROPERTY COMPILE_OPTIONS ${ATTESTED_FLAGS_${variant}})
       endforeach()
     endforeach()
-    # Kernels of llama.cpp that are switched off (GGML_CPU_REPACK, AMX): other orders of additions, and long to compile.
+    # Kernels of llama.cpp that are switched off (GGML_CPU_REPACK, AMX, tiles): other orders of additions, and long to compile.
     get_target_property(own ggml-cpu SOURCES)
-    list(FILTER own EXCLUDE REGEX "/(repack|hbm|amx/amx|amx/mmq)\\.(cpp|h)$")
+    list(FILTER own EXCLUDE REGEX "/(repack|hbm|amx/amx|amx/mmq|tiled/tiled|tiled/tiled-kernel)\\.(cpp|h)$")
     set_property(TARGET ggml-cpu PROPERTY SOURCES ${own})
     target_compile_options(ggml-cpu PRIVATE -ffp-contract=off -fno-fast-math)
     target_link_options(ggml-cpu PRIVATE
-      "LINKER:--wrap=ggml_compute_forward_mul_mat_tiled" "LINKER:--wrap=ggml_compute_forward_flash_attn_ext")
+      "LINKER:--wrap=ggml_compute_forward_mul_mat_tiled" "LINKER:--wrap=ggml_compute_forward_mul_mat_id_tiled"
+      "LINKER:--wrap=ggml_tiled_wdata_size" "LINKER:--wrap=ggml_compute_forward_flash_attn_ext")
   endfunction()
   cmake_language(DEFER CALL attested_add)
 endif()
