@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from appliance.engine.llama_cpp import libraries
 from appliance.engine.types import SamplingParams, TokenLogprob
 from appliance.errors import BadRequest
 
@@ -181,12 +183,9 @@ class Sampler:
 
     def _measure(self, row: int, token: int, top: int) -> TokenLogprob:
         """The row's own log-softmax, in binary64: the sampler changes a copy of the logits, never the row."""
-        logits: npt.NDArray[np.float64] = self._logits(row).astype(float)
-        peak = logits.max()
-        logits -= peak + math.log(np.exp(logits - peak).sum())
-        best = np.argpartition(logits, -top)[-top:] if top else np.empty(0, dtype=int)
-        # Equal ones by id: which of them comes first must not depend on how the partition went.
-        ranked = sorted((int(index) for index in best), key=lambda index: (-logits[index], index))
+        raw = self._logits(row)
+        logits = raw.astype(float) - log_sum_exp(raw)
+        ranked = sorted(_largest(logits, top), key=lambda index: (-logits[index], index))
         return TokenLogprob(
             token=self._piece(token),
             logprob=_finite(logits[token]),
@@ -228,6 +227,35 @@ def _choices(params: SamplingParams) -> Iterator[Any]:
         yield llama_cpp.llama_sampler_init_min_p(params.min_p, 1)
     yield llama_cpp.llama_sampler_init_temp(params.temperature)
     yield llama_cpp.llama_sampler_init_dist(min(params.seed, _RANDOM_SEED - 1))
+
+
+@cache
+def _own_log_sum_exp() -> Any:
+    """This project's own, None in a build without it."""
+    library = libraries.kernels()
+    function = getattr(library, "attested_log_sum_exp", None)
+    if function is not None:
+        function.restype = ctypes.c_double
+        function.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+    return function
+
+
+def log_sum_exp(logits: npt.NDArray[np.float32]) -> float:
+    """In binary64. NumPy and the C library choose their functions by the processor, so they are the second choice."""
+    if (function := _own_log_sum_exp()) is not None:
+        return float(function(logits.ctypes.data, len(logits)))
+    wide = logits.astype(float)
+    peak = float(wide.max())
+    return peak + math.log(np.exp(wide - peak).sum())
+
+
+def _largest(values: npt.NDArray[np.float64], count: int) -> list[int]:
+    """Where the `count` largest are; of equal ones the first, which a partition leaves to the processor."""
+    if count == 0:
+        return []
+    least = np.partition(values, -count)[-count]
+    above = np.flatnonzero(values > least)
+    return [int(index) for index in (*above, *np.flatnonzero(values == least)[: count - len(above)])]
 
 
 def _finite(number: float) -> float:
