@@ -39,7 +39,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$" AND UNIX AND NOT APPLE)
   set(ATTESTED_DIR "${CMAKE_CURRENT_LIST_DIR}" CACHE INTERNAL "")
   set(ATTESTED_FLAGS_avxvnni -mavxvnni)
   set(ATTESTED_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512
-    -Wno-maybe-uninitialized) # of GCC 12's own header
+    -Wno-maybe-uninitialized -Wno-uninitialized) # of GCC 12's own header
   set(ATTESTED_FLAGS_amx ${ATTESTED_FLAGS_avx512} -mamx-tile -mamx-int8)
   # The C library's functions whose results it may choose to round otherwise; those of functions.cpp are called instead.
   set(ATTESTED_FUNCTIONS expf exp2f expm1f logf log2f log1pf sinf cosf sincosf tanhf erff powf exp exp2 log log2 pow

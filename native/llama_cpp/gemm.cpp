@@ -42,7 +42,7 @@ Multiply kernel(Variant variant) {
         case Variant::avx2: return gemm_avx2;
         case Variant::avxvnni: return gemm_avxvnni;
         case Variant::avx512: return gemm_avx512;
-        case Variant::amx: return gemm_avx512;
+        case Variant::amx: return gemm_amx;
     }
     return gemm_plain;
 }
@@ -116,6 +116,10 @@ void compute(const ggml_compute_params * params, Format format, ggml_tensor * ou
 }
 
 bool kernel_named(const char * name, Multiply & found) {
+    if (strcmp(name, "amx-int8-emulated") == 0 && available(Variant::avx512)) {
+        found = gemm_amx_emulated;
+        return true;
+    }
     for (int v = 0; v < kVariants; ++v) {
         if (strcmp(name, attested::name((Variant) v)) == 0 && available((Variant) v)) {
             found = kernel((Variant) v);

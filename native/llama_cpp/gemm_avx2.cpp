@@ -56,6 +56,6 @@ struct Simd : Simd256 {
 
 namespace attested {
 
-void gemm_avx2(const Product & product) { dispatch<Block32, Block256>(product); }
+void gemm_avx2(const Product & product) { dispatch<Small, Large>(product); }
 
 } // namespace attested

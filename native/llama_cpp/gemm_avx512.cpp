@@ -5,6 +5,6 @@
 
 namespace attested {
 
-void gemm_avx512(const Product & product) { dispatch<Block32, Block256>(product); }
+void gemm_avx512(const Product & product) { dispatch<Small, Large>(product); }
 
 } // namespace attested

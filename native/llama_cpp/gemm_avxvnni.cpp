@@ -42,6 +42,6 @@ struct Simd : Simd256 {
 
 namespace attested {
 
-void gemm_avxvnni(const Product & product) { dispatch<Block32, Block256>(product); }
+void gemm_avxvnni(const Product & product) { dispatch<Small, Large>(product); }
 
 } // namespace attested

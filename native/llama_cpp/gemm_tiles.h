@@ -362,6 +362,18 @@ template <Format F> struct Block256 {
     }
 };
 
+// Blocks one after the other.
+template <Format F, class Block> struct Each : Block {
+    static void run(const typename Block::Panel * w, int count, const uint8_t * inputs, int slots, int tokens, Floats * sums) {
+        const size_t bytes = input_block_bytes(traits(F).block, slots);
+        for (int b = 0; b < count; ++b) {
+            Block::multiply(w[b], inputs + b * bytes, slots, tokens, sums);
+        }
+    }
+};
+template <Format F> using Small = Each<F, Block32<F>>;
+template <Format F> using Large = Each<F, Block256<F>>;
+
 // The last rows of a matrix, where they do not fill a panel: copied, so that nothing behind them is read.
 struct Tail {
     alignas(64) uint8_t bytes[kLanes][kChunk * 34 / 32 + 64];
@@ -412,9 +424,7 @@ template <Format F, class Block> void panel(const Product & p, int64_t row, int6
         for (int64_t token = begin; token < end; token += kGroup) {
             const int some = end - token < kGroup ? (int) (end - token) : kGroup;
             const uint8_t * inputs = p.inputs + (token / kGroup * p.blocks + block) * input_bytes;
-            for (int b = 0; b < count; ++b) {
-                Block::multiply(blocks[b], inputs + b * input_bytes, slots, some, sums + (token - begin));
-            }
+            Block::run(blocks, count, inputs, slots, some, sums + (token - begin));
         }
     }
     for (int64_t t = begin; t < end; ++t) {
@@ -431,19 +441,19 @@ template <Format F, class Block> void panels(const Product & p) {
     }
 }
 
-template <template <Format> class Small, template <Format> class Large> void dispatch(const Product & p) {
+template <template <Format> class Of32, template <Format> class Of256> void dispatch(const Product & p) {
     switch (p.format) {
-        case Format::q4_0: return panels<Format::q4_0, Small<Format::q4_0>>(p);
-        case Format::q4_1: return panels<Format::q4_1, Small<Format::q4_1>>(p);
-        case Format::q5_0: return panels<Format::q5_0, Small<Format::q5_0>>(p);
-        case Format::q5_1: return panels<Format::q5_1, Small<Format::q5_1>>(p);
-        case Format::q8_0: return panels<Format::q8_0, Small<Format::q8_0>>(p);
-        case Format::iq4_nl: return panels<Format::iq4_nl, Small<Format::iq4_nl>>(p);
-        case Format::q2_k: return panels<Format::q2_k, Large<Format::q2_k>>(p);
-        case Format::q3_k: return panels<Format::q3_k, Large<Format::q3_k>>(p);
-        case Format::q4_k: return panels<Format::q4_k, Large<Format::q4_k>>(p);
-        case Format::q5_k: return panels<Format::q5_k, Large<Format::q5_k>>(p);
-        case Format::q6_k: return panels<Format::q6_k, Large<Format::q6_k>>(p);
+        case Format::q4_0: return panels<Format::q4_0, Of32<Format::q4_0>>(p);
+        case Format::q4_1: return panels<Format::q4_1, Of32<Format::q4_1>>(p);
+        case Format::q5_0: return panels<Format::q5_0, Of32<Format::q5_0>>(p);
+        case Format::q5_1: return panels<Format::q5_1, Of32<Format::q5_1>>(p);
+        case Format::q8_0: return panels<Format::q8_0, Of32<Format::q8_0>>(p);
+        case Format::iq4_nl: return panels<Format::iq4_nl, Of32<Format::iq4_nl>>(p);
+        case Format::q2_k: return panels<Format::q2_k, Of256<Format::q2_k>>(p);
+        case Format::q3_k: return panels<Format::q3_k, Of256<Format::q3_k>>(p);
+        case Format::q4_k: return panels<Format::q4_k, Of256<Format::q4_k>>(p);
+        case Format::q5_k: return panels<Format::q5_k, Of256<Format::q5_k>>(p);
+        case Format::q6_k: return panels<Format::q6_k, Of256<Format::q6_k>>(p);
     }
 }
 
