@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from appliance.engine.batch import Exactness
 from appliance.engine.channel import BlockingChannel, Message
 from appliance.engine.embedding import (
     EmbeddingEvent,
@@ -51,7 +52,6 @@ class EmbeddingWorker(WorkerLoop["EmbeddingScheduler"]):
             return
         # Heavy and native: only after hardening, and reported to the supervisor where it is not installed.
         try:
-            from appliance.engine.llama_cpp import libraries
             from appliance.engine.llama_cpp.allowance import Allowance
             from appliance.engine.llama_cpp.embedding import EmbeddingOptions, EmbeddingRuntime
             from appliance.engine.llama_cpp.runtime import RuntimeFailure
@@ -81,21 +81,10 @@ class EmbeddingWorker(WorkerLoop["EmbeddingScheduler"]):
         cut = cut_short(first, allowance.cut)
         first = {**first, "facts": take(first, "facts", dict) | cut_facts(cut)}
         scheduler = self._scheduler(runtime, options.inputs if packs else 1, threads, first)
-        self.channel.send(
-            {
-                "t": "loaded",
-                "vocabulary": runtime.vocabulary_size,
-                "version": libraries.version(),
-                "libraries": [[name, digest] for name, digest in libraries.digests()],
-                "arithmetic": libraries.arithmetic(),
-                "kernels": libraries.variant(),
-                "threads": threads.count,
-                "threads_reason": threads.reason,
-                # Vectors come of one shape or of many inputs together: the other shapes do not occur.
-                "exactness": [packs, True, True, True],
-                "cut": cut,
-            }
-        )
+        # Vectors come of one shape or of many inputs together: the other shapes do not occur.
+        exactness = Exactness(batch=packs, verify=True, chunk=True, rollback=True)
+        found = {"vocabulary": runtime.vocabulary_size, "steps": rows, "cut": cut}
+        self.report_loaded(threads, exactness, found)
         failure: str | None = None
         try:
             self.serve(scheduler, runtime, on_cancel=True)

@@ -17,6 +17,7 @@ ReadText = Callable[[str], str | None]
 
 _PROCESS_BYTES = 160 << 20  # interpreter, libraries, tokenizer
 _ROW_BYTES = 64 << 10  # activations of one row of a batch, generously
+_MASK_BYTES = 6  # of a cell: once in four bytes, once in two
 _JOB_BYTES = 2 << 20  # sampler, grammar, prompt and answer as text, messages
 _TOKEN_BYTES = 128  # a token in lists, and on its way
 _RETRY_S = 5
@@ -64,7 +65,7 @@ def cell_bytes(metadata: Mapping[str, object], architecture: str) -> int:
 
 
 def need(*, bytes_per_cell: int, kv_tokens: int, n_batch: int, vocabulary_size: int, cache_bytes: int) -> Need:
-    scratch = _PROCESS_BYTES + scratch_bytes(n_batch=n_batch, vocabulary_size=vocabulary_size)
+    scratch = _PROCESS_BYTES + scratch_bytes(n_batch=n_batch, vocabulary_size=vocabulary_size, kv_tokens=kv_tokens)
     return Need(cells=bytes_per_cell * kv_tokens, scratch=scratch, prefixes=cache_bytes)
 
 
@@ -112,9 +113,9 @@ class JobMemory:
             )
 
 
-def scratch_bytes(*, n_batch: int, vocabulary_size: int) -> int:
-    """Activations and logits of an evaluation of `n_batch` rows."""
-    return n_batch * (4 * vocabulary_size + _ROW_BYTES)
+def scratch_bytes(*, n_batch: int, vocabulary_size: int, kv_tokens: int) -> int:
+    """Activations and logits of an evaluation of `n_batch` rows, and for each which of the cells it looks at."""
+    return n_batch * (4 * vocabulary_size + _MASK_BYTES * kv_tokens + _ROW_BYTES)
 
 
 def check_fits(wanted: int, what: str, available: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from appliance.engine.batch import Segment
 from appliance.engine.sequence import Sequence
 
+SCORED_ROWS = 63
 SPECULATE_UP_TO = 1
 """With more answers in progress rows are nearly as dear as passes. And what a wrong guess frees must be the last cells
 in use (`cells.CellPool`): only a sequence that is evaluated by itself can promise that."""
@@ -73,6 +74,11 @@ def _propose(answers: list[Sequence], prompts: list[Sequence], limit: int) -> No
             spare -= len(sequence.drafts)
 
 
+def _wanted(sequence: Sequence) -> int:
+    """Pending rows of a prompt that one step may have: logits of every row are kept where each of them is scored."""
+    return min(sequence.pending, SCORED_ROWS) if sequence.scoring else sequence.pending
+
+
 def _share(prompts: list[Sequence], room: int) -> list[tuple[Sequence, int]]:
     """Half of the room to the oldest prompt, the rest to the shortest ones first, what remains to the oldest.
 
@@ -81,13 +87,13 @@ def _share(prompts: list[Sequence], room: int) -> list[tuple[Sequence, int]]:
     if not prompts or room <= 0:
         return []
     oldest = prompts[0]
-    others = sorted(prompts[1:], key=lambda sequence: sequence.pending)
-    reserved = min(oldest.pending, (room + 1) // 2 if others else room)
+    others = sorted(prompts[1:], key=_wanted)
+    reserved = min(_wanted(oldest), (room + 1) // 2 if others else room)
     left = room - reserved
     shares: list[tuple[Sequence, int]] = []
     for sequence in others:
-        count = min(sequence.pending, left)
+        count = min(_wanted(sequence), left)
         if count > 0:
             shares.append((sequence, count))
             left -= count
-    return [(oldest, min(oldest.pending, reserved + left)), *shares]
+    return [(oldest, min(_wanted(oldest), reserved + left)), *shares]

@@ -52,6 +52,8 @@ class WorkerIdentity:
     kernels: str | None
     vocabulary_size: int
     exactness: Exactness
+    steps: int
+    """Rows of the longest step."""
     chat: ChatFormat
     threads: Threads = field(compare=False)
     cut: tuple[str, ...] = field(compare=False)
@@ -223,6 +225,7 @@ def _identity(message: Message) -> WorkerIdentity:
         arithmetic=take(message, "arithmetic", str),
         kernels=optional(message, "kernels", str),
         vocabulary_size=take(message, "vocabulary", int),
+        steps=take(message, "steps", int),
         exactness=unpack_exactness(take(message, "exactness", list)),
         chat=unpack_chat_format(take(message, "chat", dict)) if "chat" in message else ChatFormat(),
         threads=Threads(count=take(message, "threads", int), reason=take(message, "threads_reason", str)),

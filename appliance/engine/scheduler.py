@@ -17,6 +17,7 @@ from typing import Protocol
 from appliance.engine.batch import Exactness, Segment
 from appliance.engine.cells import CellPool
 from appliance.engine.memory import JobMemory
+from appliance.engine.pace import Pace
 from appliance.engine.phases import ADMIT, COMMIT, COPY, DRAW, EVALUATE, PROPOSE, Phases
 from appliance.engine.planner import Piece, plan
 from appliance.engine.prefix_cache import PrefixCache
@@ -117,7 +118,9 @@ class Scheduler:
         self._cache = cache
         self._speculate = speculate
         self._memory = memory
+        self._clock_ns = clock_ns
         self._phases = Phases(clock_ns)
+        self._pace = Pace(limits.n_batch)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._unsettled: list[Sequence] = []
@@ -262,14 +265,16 @@ class Scheduler:
         phases.lap(ADMIT)
         pieces: list[Piece] = []
         try:
-            pieces = plan(self._running, self._limits.n_batch)
+            pieces = plan(self._running, self._step_rows())
             phases.lap(PROPOSE)
             if not pieces:
                 return
             for piece in pieces:
                 self._rollback.prepare(piece.sequence)
             phases.lap(COPY)
+            began = self._clock_ns()
             self._runtime.decode([piece.segment() for piece in pieces])
+            self._pace.note(sum(piece.rows for piece in pieces), (self._clock_ns() - began) / 1e9)
             phases.lap(EVALUATE)
             self._draw(pieces)
             phases.lap(DRAW)
@@ -287,6 +292,13 @@ class Scheduler:
             # Whoever found no room this time comes first the next time; among prompts the order of arrival stays.
             self._running.sort(key=lambda sequence: id(sequence) in served and sequence.pending == 1)
         phases.lap(COMMIT)
+
+    def _step_rows(self) -> int:
+        """Where shapes may differ they follow from the jobs alone: an answer that runs by itself is the same again."""
+        exactness = self._limits.exactness
+        if not (exactness.batch and exactness.chunk):
+            return self._limits.n_batch
+        return self._pace.rows(answering=any(sequence.pending == 1 for sequence in self._running))
 
     def settle(self) -> None:
         """What a step left for when its events are on their way: a copy of each prompt that is done, for reuse.

@@ -29,6 +29,9 @@ class RestartPolicy:
     load_timeout_s: float = 600.0
 
 
+SMALL_STEP = 63
+"""Rows of the steps that the self-test's verdict is about; it then says up to how many more they stay exact."""
+
 VARIANTS = ("plain", "avx2", "avx-vnni", "avx512-vnni", "amx-int8")
 """Of this project's kernels, the smallest first (native/llama_cpp/variants.h). Every one gives the same bits."""
 

@@ -77,6 +77,7 @@ class SupervisedEngine:
             threads=identity.threads.count,
             threads_reason=identity.threads.reason,
             exactness=identity.exactness,
+            steps=identity.steps,
             arithmetic=LLAMA_CPP if self._uncovered else identity.arithmetic,
             kernels=identity.kernels,
             uncovered=self._uncovered,
@@ -306,10 +307,9 @@ class SupervisedEngine:
         )
         draft = self._draft_facts
         if draft is not None:
-            wanted = wanted.beside(
-                cells=draft.cell_bytes * self._draft_context(),
-                scratch=scratch_bytes(n_batch=settings.n_batch, vocabulary_size=draft.vocabulary_size),
-            )
+            held, words = self._draft_context(), draft.vocabulary_size
+            scratch = scratch_bytes(n_batch=settings.n_batch, vocabulary_size=words, kv_tokens=held)
+            wanted = wanted.beside(cells=draft.cell_bytes * held, scratch=scratch)
         self._check_fits(wanted)
 
     def _check_fits(self, wanted: Need) -> None:
@@ -365,6 +365,7 @@ class SupervisedEngine:
             "kernels": self._kernels.name,
             "selftest_limit_s": self._settings.selftest_limit_s,
             "exactness": pack_exactness(None if self._identity is None else self._identity.exactness),
+            "steps": 0 if self._identity is None else self._identity.steps,
             "known_cut": [] if self._identity is None else list(self._identity.cut),
         }
 

@@ -235,7 +235,8 @@ class EngineInfo:
 
     `libraries` is sorted (basename, SHA-256). `exactness` is what the self-test found at the load. `arithmetic` and
     `kernels` are those of receipts (docs/receipt-format.md); None where nothing is computed, or no kernel computes.
-    `uncovered` are types of the model's tensors that no kernel covers, `cut` measurements of the start without an end.
+    `uncovered` are types of the model's tensors that no kernel covers, `cut` measurements of the start without an end,
+    `steps` the most rows of one evaluation.
     """
 
     name: str
@@ -248,6 +249,7 @@ class EngineInfo:
     kernels: str | None = None
     uncovered: tuple[str, ...] = ()
     cut: tuple[str, ...] = ()
+    steps: int = 0
 
     def describe(self) -> Iterator[str]:
         """Lines for the log."""
@@ -260,7 +262,7 @@ class EngineInfo:
             types = ", ".join(self.uncovered)
             kernels += f", which do not cover this model's {types}: llama.cpp's own code computes those"
         yield f"arithmetic {self.arithmetic}, {kernels}"
-        yield f"shapes that are exact on this model: {self.exactness.describe()}"
+        yield f"shapes that are exact on this model: {self.exactness.describe()}, in steps of up to {self.steps} rows"
 
     def describe_cut(self, limit_s: float) -> str:
         """For the log, where `cut` is not empty."""

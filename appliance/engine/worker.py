@@ -29,14 +29,13 @@ from appliance.engine.messages import (
     optional,
     pack_chat_format,
     pack_event,
-    pack_exactness,
     take,
     unpack_job,
 )
 from appliance.engine.prefix_cache import CacheLimits, PrefixCache
 from appliance.engine.prompt import PromptBuilder, Vocabulary
 from appliance.engine.scheduler import Limits, Scheduler
-from appliance.engine.settings import Threads
+from appliance.engine.settings import SMALL_STEP, Threads
 from appliance.engine.speculation import DRAFTERS, Drafter, GuessCosts, Speculation, WidthController
 from appliance.engine.template_probe import probe
 from appliance.engine.types import ChatFormat, ChatMessage, EngineEvent, ToolChat
@@ -92,6 +91,7 @@ class Worker(WorkerLoop[Scheduler]):
         self._random_bytes = random_bytes
         self._batch: list[dict[str, object]] = []
         self._costs = GuessCosts()
+        self._steps = 0
         self._draft: DraftModel | None = None
 
     def run(self) -> None:
@@ -101,7 +101,6 @@ class Worker(WorkerLoop[Scheduler]):
             return
         # Heavy and native: only after hardening, and reported to the supervisor where it is not installed.
         try:
-            from appliance.engine.llama_cpp import libraries
             from appliance.engine.llama_cpp.allowance import Allowance
             from appliance.engine.llama_cpp.runtime import LlamaRuntime, RuntimeFailure
 
@@ -127,24 +126,17 @@ class Worker(WorkerLoop[Scheduler]):
         chat = _probe(template, first)
         runtime.spell(chat.spellings)
         scheduler = self._scheduler(runtime, exactness, (threads, template, cut), first)
-        self.channel.send(
-            {
-                "t": "loaded",
-                "vocabulary": runtime.vocabulary_size,
-                "version": libraries.version(),
-                "libraries": [[name, digest] for name, digest in libraries.digests()],
-                "arithmetic": libraries.arithmetic(),
-                "kernels": libraries.variant(),
-                "threads": threads.count,
-                "threads_reason": threads.reason,
-                "exactness": pack_exactness(exactness),
-                "cut": cut,
-                "chat": pack_chat_format(chat),
-            }
-        )
+        found = {
+            "vocabulary": runtime.vocabulary_size,
+            "chat": pack_chat_format(chat),
+            "steps": self._steps,
+            "cut": cut,
+        }
+        self.report_loaded(threads, exactness, found)
         failure: str | None = None
         try:
-            self.serve(scheduler, runtime, on_cancel=runtime.options.n_batch > LONG_STEP_ROWS)
+            paced = exactness.batch and exactness.chunk  # then steps are short however many rows they may have
+            self.serve(scheduler, runtime, on_cancel=self._steps > LONG_STEP_ROWS and not paced)
         except RuntimeFailure as error:
             failure = str(error)
         self.outbox.close()
@@ -169,11 +161,27 @@ class Worker(WorkerLoop[Scheduler]):
         if exactness is None:
             test = partial(measure_exactness, runtime, allowance)
             exactness = allowance.measured("exactness", test, NOT_EXACT, runtimes=(runtime,), share=0.75)
+        self._steps = self._measure_steps(runtime, exactness, allowance, first)
         costs = partial(measure_guess_costs, runtime, allowance)
         self._costs = allowance.measured("speculation", costs, TOO_DEAR, runtimes=(runtime,), share=0.9)
         if not exactness.rollback:
             self._costs = replace(self._costs, replay=self._costs.row)
         return threads, exactness
+
+    @staticmethod
+    def _measure_steps(
+        runtime: LlamaRuntime, exactness: Exactness, allowance: Allowance, first: Mapping[str, object]
+    ) -> int:
+        """Rows of the longest step that is as exact as the small ones are; all of them where those are not."""
+        from appliance.engine.llama_cpp.selftest import measure_steps
+
+        most, known = runtime.options.n_batch, take(first, "steps", int)
+        if known or not (exactness.batch and exactness.chunk):
+            return known or most
+        proven: list[int] = []
+        measure = partial(measure_steps, runtime, allowance, proven)
+        allowance.measured("steps", measure, None, runtimes=(runtime,), share=0.85)
+        return proven[-1] if proven else min(SMALL_STEP, most)
 
     def _options(self, first: Mapping[str, object]) -> RuntimeOptions:
         from appliance.engine.llama_cpp.runtime import RuntimeOptions
@@ -220,14 +228,14 @@ class Worker(WorkerLoop[Scheduler]):
             kind = "prompt-lookup" if pays else "off"
         limits = Limits(
             context_length=take(first, "context_length", int),
-            n_batch=runtime.options.n_batch,
+            n_batch=self._steps,
             kv_tokens=runtime.options.kv_tokens,
             slots=take(first, "slots", int),
             sequences=runtime.options.n_sequences,
             exactness=exactness,
             deterministic=take(first, "deterministic", bool),
             speculation=kind,
-            facts=take(first, "facts", dict) | {"threads": threads.count} | cut_facts(cut),
+            facts=take(first, "facts", dict) | {"threads": threads.count, "n-batch": self._steps} | cut_facts(cut),
         )
         return Scheduler(
             runtime,

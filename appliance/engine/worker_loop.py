@@ -13,8 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
+from appliance.engine.batch import Exactness
 from appliance.engine.channel import BlockingChannel, ChannelError, Message
-from appliance.engine.messages import take
+from appliance.engine.messages import pack_exactness, take
+from appliance.engine.settings import Threads
 
 OUTBOX_LIMIT = 4096
 STATS_INTERVAL_S = 0.2
@@ -177,6 +179,24 @@ class WorkerLoop(ABC, Generic[S]):
         if fraction - self._reported >= 0.02 or fraction >= 1.0:
             self._reported = fraction
             self.channel.send({"t": "progress", "fraction": min(1.0, max(0.0, float(fraction)))})
+
+    def report_loaded(self, threads: Threads, exactness: Exactness, found: Mapping[str, object]) -> None:
+        """The last word of a start: what this worker is. `found` is the rest of what the kind of worker found out."""
+        from appliance.engine.llama_cpp import libraries
+
+        self.channel.send(
+            {
+                "t": "loaded",
+                "version": libraries.version(),
+                "libraries": [[name, digest] for name, digest in libraries.digests()],
+                "arithmetic": libraries.arithmetic(),
+                "kernels": libraries.variant(),
+                "threads": threads.count,
+                "threads_reason": threads.reason,
+                "exactness": pack_exactness(exactness),
+                **found,
+            }
+        )
 
     def report_build(self, name: str) -> None:
         """Choose the kernels and tell what computes, before anything is computed: it may be the worker's last word.

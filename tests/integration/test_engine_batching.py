@@ -121,10 +121,13 @@ async def test_h28_h29_guessing_changes_no_token_and_takes_fewer_passes(smollm2:
     assert "speculation" not in plain[0].facts
 
 
-async def test_where_pieces_are_not_exact_a_deterministic_engine_says_so_and_gives_the_same_bits(
+async def test_where_nothing_was_measured_a_deterministic_engine_says_so_and_gives_the_same_bits(
     smollm2: Path,
 ) -> None:
-    settings = settings_for(smollm2, n_batch=128, deterministic=True, cache=CacheLimits(entries=0))
+    """As on a machine where an evaluation takes seconds: the careful answer is that no shape is exact."""
+    settings = replace(
+        settings_for(smollm2, n_batch=128, deterministic=True, cache=CacheLimits(entries=0)), selftest_limit_s=0.0
+    )
     engine = SupervisedEngine(settings)
     await engine.start(lambda phase, fraction: None)
     try:
@@ -135,6 +138,9 @@ async def test_where_pieces_are_not_exact_a_deterministic_engine_says_so_and_giv
         assert [answer.tokens for answer in together] == solo
         assert together[0].facts["exact"] is True
         assert together[0].facts["exact-chunk"] is False
+        assert together[0].facts["threads"] == 1
+        assert "exactness" in str(together[0].facts["start-cut-short"])
+        assert "exactness" in engine.info.cut
     finally:
         await engine.stop(5.0)
 

@@ -1,8 +1,8 @@
 """Which shapes of evaluation give the same bits, measured on the loaded model: nothing about it is assumed.
 
 Every comparison is of whole rows of logits, bit for bit, with the sequence evaluated alone. Kernels change with the
-number of rows (tiles from 64 on), with the cells in use (from 512 on a single row is split among the threads) and with
-the build, so the test visits both sides of those borders as far as the context allows.
+number of rows (64, 128), with the cells in use (from 512 on a single row is split among the threads) and with the
+build, so the test visits both sides of those borders as far as the context allows.
 """
 
 from __future__ import annotations
@@ -14,15 +14,21 @@ from functools import partial
 from appliance.engine.batch import Exactness, Segment
 from appliance.engine.llama_cpp.allowance import Allowance
 from appliance.engine.llama_cpp.runtime import LlamaRuntime
+from appliance.engine.settings import SMALL_STEP
 from appliance.engine.speculation import GuessCosts
 
-# Tokens of the prompt: the long one where batches may pass 64 rows, which its first piece beside a row does.
-_SHORT, _MIDDLE, _LONG = 32, 48, 80
+# Tokens of the prompt.
+_SHORT, _MIDDLE = 32, 48
 _CROWDED_CELLS = 640
 _STEPS = 4
 _CHUNK = 7
 ROWS = 4  # a narrow proposal and the token before it
 
+
+# Rows on the far side of the borders where kernels change (64, 128), and as many as a step gains anything from.
+_LONG_STEPS = (72, 136, 512)
+_PIECE = 61
+_STEP_TEST_S = 4.0  # a size that takes longer to prove is not worth it: past 128 rows little is gained
 
 NOT_EXACT = Exactness(batch=False, verify=False, chunk=False, rollback=False)
 """What is taken where the self-test came to no end."""
@@ -39,6 +45,67 @@ def measure_exactness(runtime: LlamaRuntime, allowance: Allowance) -> Exactness:
     finally:
         for sequence in range(runtime.options.n_sequences):
             runtime.forget(sequence)
+
+
+def measure_steps(runtime: LlamaRuntime, allowance: Allowance, proven: list[int]) -> None:
+    """Append to `proven` how many rows a step may have and be exact, one size after another, as far as they are.
+
+    A prompt in one piece, beside a row of another sequence, against the same prompt in pieces of `SMALL_STEP` rows and
+    that row by itself. Leaves the context empty. Raises Exhausted, then what was appended holds all the same.
+    Sizes whose proof would take long are left out.
+    """
+    options = runtime.options
+    proven.append(min(SMALL_STEP, options.n_batch))
+    sizes = sorted({min(size, options.n_batch) for size in (*_LONG_STEPS, options.n_batch)})
+    row_s = 0.0
+    try:
+        for size in sizes:
+            fits = 2 * size <= options.kv_tokens and options.n_sequences > 1 and 2 * size * row_s < _STEP_TEST_S
+            if size > SMALL_STEP and fits:
+                start = time.perf_counter()
+                if not _StepTest(runtime, allowance, size).run():
+                    return
+                row_s = (time.perf_counter() - start) / (2 * size)
+                proven.append(size)
+    finally:
+        for sequence in range(min(2, options.n_sequences)):
+            runtime.forget(sequence)
+
+
+class _StepTest:
+    """One size of step. Two sequences: 0 holds a few tokens, 1 the prompt."""
+
+    def __init__(self, runtime: LlamaRuntime, allowance: Allowance, size: int) -> None:
+        self._runtime = runtime
+        self._allowance = allowance
+        self._prompt = [(1 + index * 7919) % runtime.vocabulary_size for index in range(size - 1)]
+
+    def run(self) -> bool:
+        """Whether all bits are equal. Raises Exhausted."""
+        few, row = self._prompt[:8], self._segment(0, 8, self._prompt[8:9])
+        self._decode([self._segment(0, 0, few)])
+        self._decode([row])
+        alone = self._runtime.logits(0).tobytes()
+        self._runtime.forget(0)
+        for start in range(0, len(self._prompt), _PIECE):
+            piece = self._segment(1, start, self._prompt[start : start + _PIECE])
+            self._decode([piece])
+        expected = self._runtime.logits(len(piece.tokens) - 1).tobytes()
+        self._runtime.forget(1)
+        self._decode([self._segment(0, 0, few)])
+        self._decode([row, self._segment(1, 0, self._prompt)])
+        same = self._runtime.logits(0).tobytes() == alone
+        same = same and self._runtime.logits(len(self._prompt)).tobytes() == expected
+        self._runtime.forget(0)
+        self._runtime.forget(1)
+        return same
+
+    @staticmethod
+    def _segment(sequence: int, position: int, tokens: list[int]) -> Segment:
+        return Segment(sequence=sequence, position=position, tokens=tokens, outputs=1)
+
+    def _decode(self, segments: Sequence[Segment]) -> None:
+        self._allowance.evaluate(partial(self._runtime.decode, segments))
 
 
 def measure_guess_costs(runtime: LlamaRuntime, allowance: Allowance) -> GuessCosts:
@@ -98,7 +165,7 @@ class _SelfTest:
         options = runtime.options
         # Long enough that so many sequences fill the cells past the border, as far as they can.
         filling = -(-_CROWDED_CELLS // max(1, options.n_sequences - 2))
-        wanted = _LONG if options.n_batch >= 64 else max(_SHORT, min(filling, _MIDDLE))
+        wanted = max(_SHORT, min(filling, _MIDDLE))
         self._size = max(1, min(wanted, options.n_batch, options.kv_tokens // 2 - _STEPS))
         # Fixed ids, spread over the vocabulary: what they mean does not matter.
         self._prompt = self._ids(self._size, 7919)
@@ -179,7 +246,7 @@ class _SelfTest:
         """
         options = self._runtime.options
         other = len(crowd) + 1
-        piece = min(options.n_batch - 1, self._size - 2 * _CHUNK)
+        piece = min(min(SMALL_STEP, options.n_batch) - 1, self._size - 2 * _CHUNK)
         if piece < 1 or other >= options.n_sequences:
             return b"", b""
         beside = Segment(sequence=other, position=0, tokens=self._prompt[:piece], outputs=0)
