@@ -16,6 +16,7 @@ from appliance.receipts.issuer import Issuer
 from appliance.receipts.transcript import Subject, prompt_facts, request_facts
 from appliance.streaming import StreamWriter
 from client_sdk.wire import names
+from client_sdk.wire.receipt import EngineFacts
 
 
 class Answer:
@@ -26,7 +27,7 @@ class Answer:
         exchange: Exchange,
         subject: Subject,
         issuer: Issuer,
-        fallback: Served,
+        fallback: EngineFacts,
         ended: Callable[[Answer], None],
     ) -> None:
         self.exchange = exchange
@@ -44,6 +45,7 @@ class Answer:
         self._ended = ended
         self.receipt: bytes | None = None
         self.started = 0.0
+        self.drawn_seed = 0
         self.status = ""
         issuer.store.expect(subject.cti, exchange.scope.store_key)
 
@@ -87,7 +89,7 @@ class Answer:
             subject=self.subject,
             request=request,
             outcome=outcome,
-            engine=(self.served or self._fallback).engine,
+            engine=self._fallback if self.served is None else self.served.engine,
             served=self.served,
             evaluation=self.evaluation,
         )

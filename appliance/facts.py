@@ -124,7 +124,13 @@ def reasoning_of(model: ModelConfig) -> tuple[str, str] | Literal["auto", "none"
 
 def engine_for(config: Config, model: ModelConfig, store: ModelStore, python: str) -> SupervisedEngine:
     """The engine that makes of this model what it is for: text or vectors. Raises BootError."""
-    installed, draft = store.get(model.name), draft_of(model, store)
+    return engine_of(config, model, store.get(model.name), python, draft_of(model, store))
+
+
+def engine_of(
+    config: Config, model: ModelConfig, installed: InstalledModel, python: str, draft: DraftWeights | None = None
+) -> SupervisedEngine:
+    """`engine_for` a model wherever it lies. Raises BootError."""
     settings = engine_settings(config, model, installed, python, draft)
     with installed.paths[0].open("rb") as file:  # read again, and checked, once it is sealed
         pooling = resolve_pooling(model.pooling, read_facts(file.fileno(), chat_template=settings.chat_template))

@@ -26,6 +26,7 @@ from appliance.receipts.issuer import Issuer
 from appliance.receipts.transcript import StreamTranscript, Subject
 from appliance.streaming import StreamWriter
 from client_sdk.wire import names
+from client_sdk.wire.receipt import EngineFacts
 from client_sdk.wire.stream import encode_base64url
 
 
@@ -47,6 +48,19 @@ class Surroundings:
     clock: Callable[[], float]
     monotonic: Callable[[], float]
     random_bytes: Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What is drawn, or read from a clock, for one answer: with it, the request and the model the answer is decided.
+
+    `iat` is Unix seconds; `seed` is for a request that names none.
+    """
+
+    cti: bytes
+    salt: bytes
+    iat: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +86,11 @@ class Service:
         limits: ServiceLimits,
         metrics: Metrics,
         air: AirIssuer | None = None,
+        fallback: EngineFacts | None = None,
     ) -> None:
+        """`fallback` is what receipts say of the engine where a request names no model; None: the first model's."""
         self._air = air
+        self._fallback = fallback or next(iter(models.values())).served.engine
         self.models = models
         self.issuer = issuer
         self.metrics = metrics
@@ -123,32 +140,43 @@ class Service:
             self._active -= 1
             self._active_of[key] -= 1
 
-    async def respond(self, exchange: Exchange, dialect: Dialect | VectorDialect) -> None:
+    async def respond(
+        self, exchange: Exchange, dialect: Dialect | VectorDialect, *, drawn: Drawn | None = None
+    ) -> None:
         """Answer one request. Once it has a place, every way out of here has issued one receipt.
 
-        Raises Overloaded or Unavailable when there is no place.
+        `drawn` is what another answer to this request was made with, to make it again (`appliance.replay`). Raises
+        Overloaded or Unavailable when there is no place.
         """
-        around = self._surroundings
+        drawn = drawn or self._draw()
         subject = Subject(
-            cti=around.random_bytes(names.CTI_BYTES),
-            salt=around.random_bytes(names.SALT_BYTES),
-            iat=int(around.clock()),
+            cti=drawn.cti,
+            salt=drawn.salt,
+            iat=drawn.iat,
             eat_nonce=exchange.nonce,
             attestation=exchange.attestation,
             channel=exchange.channel,
         )
-        fallback = next(iter(self.models.values())).served
         with (
             self._place(exchange.scope.store_key),
-            Answer(exchange, subject, self.issuer, fallback, self._count) as answer,
+            Answer(exchange, subject, self.issuer, self._fallback, self._count) as answer,
         ):
-            answer.started = around.monotonic()
+            answer.started, answer.drawn_seed = self._surroundings.monotonic(), drawn.seed
             try:
                 await self._answer(answer, dialect)
             except ApplianceError as error:
                 await self._fail(answer, dialect, dialect.explain(error))
             except ClientGone:
                 answer.issue(answer.outcome(names.STATUS_CANCELLED, 499, b""))
+
+    def _draw(self) -> Drawn:
+        around = self._surroundings
+        return Drawn(
+            cti=around.random_bytes(names.CTI_BYTES),
+            salt=around.random_bytes(names.SALT_BYTES),
+            iat=int(around.clock()),
+            seed=int.from_bytes(around.random_bytes(4), "big") >> 1,
+        )
 
     async def _answer(self, answer: Answer, dialect: Dialect | VectorDialect) -> None:
         exchange, around = answer.exchange, self._surroundings
@@ -193,8 +221,7 @@ class Service:
             obfuscate=around.random_bytes if call.include_obfuscation else None,
         )
         call = fitting.fit(call, model.engine.model.chat)
-        drawn = int.from_bytes(around.random_bytes(4), "big") >> 1
-        sampling = decoding.resolve(call, drawn_seed=drawn, deterministic=self._limits.deterministic)
+        sampling = decoding.resolve(call, drawn_seed=answer.drawn_seed, deterministic=self._limits.deterministic)
         scope = self._scopes.scope(exchange.scope, exchange.route, call.cache_key)
         jobs = decoding.jobs(answer.subject, call, sampling, scope)
         reader = EventReader((model.engine.generate(job) for job in jobs), interrupts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import HTTPException
@@ -11,11 +11,8 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Receive, Scope, Send
 
 from appliance.api import openapi
-from appliance.api.dialects import ChatDialect, CompletionDialect
-from appliance.api.embeddings import EmbeddingDialect
 from appliance.api.http_exchange import HttpExchange
-from appliance.api.responses import ResponsesDialect
-from appliance.api.tokens import DetokenizeDialect, TokenizeDialect
+from appliance.api.routes import DIALECTS
 from appliance.attestation.connection import ChannelState
 from appliance.attestation.responder import Responder
 from appliance.embeddings import VectorDialect
@@ -103,7 +100,6 @@ def build_app(
     gate = Gate(ring, clock)
     _add_errors(app, service)
     _add_inference(app, service, gate, max_body_bytes)
-    _add_embeddings(app, service, gate, max_body_bytes)
     _add_attestation(app, service, responder, gate)
     _add_operations(app, service, gate)
     return app
@@ -139,35 +135,15 @@ def _add_errors(app: FastAPI, service: Service) -> None:
 
 
 def _add_inference(app: FastAPI, service: Service, gate: Gate, max_body_bytes: int) -> None:
-    def route(dialect: Callable[[], Dialect]) -> Callable[[Request], Response]:
-        def answer(request: Request) -> Response:
+    def route(dialect: Callable[[], Dialect | VectorDialect]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
             chain_scope = gate.enter(request, "inference")
             return InferenceAnswer(service, dialect(), chain_scope=chain_scope, max_body_bytes=max_body_bytes)
 
         return answer
 
-    async def chat_completions(request: Request) -> Response:
-        return chat(request)
-
-    async def completions(request: Request) -> Response:
-        return text(request)
-
-    async def create_response(request: Request) -> Response:
-        return response(request)
-
-    async def tokenize(request: Request) -> Response:
-        return tokens(request)
-
-    async def detokenize(request: Request) -> Response:
-        return spelled(request)
-
-    chat, text, response = route(ChatDialect), route(CompletionDialect), route(ResponsesDialect)
-    tokens, spelled = route(TokenizeDialect), route(DetokenizeDialect)
-    app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"])
-    app.add_api_route("/v1/completions", completions, methods=["POST"])
-    app.add_api_route("/v1/responses", create_response, methods=["POST"])
-    app.add_api_route("/v1/tokenize", tokenize, methods=["POST"])
-    app.add_api_route("/v1/detokenize", detokenize, methods=["POST"])
+    for path, dialect in DIALECTS.items():
+        app.add_api_route(path, route(dialect), methods=["POST"])
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
@@ -177,13 +153,6 @@ def _add_inference(app: FastAPI, service: Service, gate: Gate, max_body_bytes: i
             for model in service.models.values()
         ]
         return JSONResponse({"object": "list", "data": listed}, headers=_NO_STORE)
-
-
-def _add_embeddings(app: FastAPI, service: Service, gate: Gate, max_body_bytes: int) -> None:
-    @app.post("/v1/embeddings")
-    async def embeddings(request: Request) -> Response:
-        chain_scope = gate.enter(request, "inference")
-        return InferenceAnswer(service, EmbeddingDialect(), chain_scope=chain_scope, max_body_bytes=max_body_bytes)
 
 
 def _add_attestation(app: FastAPI, service: Service, responder: Responder, gate: Gate) -> None:
