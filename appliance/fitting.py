@@ -33,7 +33,7 @@ _INSTRUCTION = (
 
 def fit(call: Call, chat: ChatFormat) -> Call:
     """The call as this model gets it. Raises BadRequest `tools_not_supported`, or names a call it cannot show."""
-    facts: dict[str, object] = {}
+    facts: dict[str, object] = {wire.FACT_CHAT_FORMAT: chat.digest}
     syntax, prompts = wire.HERMES, list(call.prompts)
     for index, prompt in enumerate(prompts):
         if isinstance(prompt, ToolChat):
@@ -44,6 +44,8 @@ def fit(call: Call, chat: ChatFormat) -> Call:
         facts[wire.FACT_SYNTAX] = syntax.encode()
     rules, grammar = call.shape.calls, call.shape.grammar
     tags = chat.reasoning if call.split_reasoning else None
+    if chat.reasoning is not None:
+        facts[wire.FACT_TAGS] = wire.tags_text(chat.reasoning.start, chat.reasoning.end)
     if rules is not None:
         grammar = engine_tools.grammar(rules.tools, optional=rules.optional, parallel=rules.parallel, syntax=syntax)
     if grammar is not None and tags is not None:

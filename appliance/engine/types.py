@@ -8,6 +8,7 @@ from typing import Literal
 
 from appliance.engine.batch import EXACT, Exactness
 from appliance.engine.reasoning import Tags
+from client_sdk.wire import cbor, digests
 from client_sdk.wire.tools import CallSyntax
 
 FinishReason = Literal["stop", "length"]
@@ -206,6 +207,20 @@ class ChatFormat:
             () if calls is None else (calls.start, calls.before, calls.middle, calls.after, calls.between, calls.end)
         )
         return tuple(text for text in (*around, *((tags.start, tags.end) if tags else ())) if text)
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes over all of it: it decides which control tokens are text, and how answers are held to a form."""
+        calls, tags = self.calls, self.reasoning
+        said = [
+            self.takes_tools,
+            None if calls is None else calls.encode(),
+            self.arguments_as_text,
+            self.no_content_as_null,
+            None if tags is None else [tags.start, tags.end],
+            self.opens_reasoning,
+        ]
+        return digests.labelled("chat-format v1", cbor.encode(said))
 
     def describe(self) -> str:
         """For the log."""

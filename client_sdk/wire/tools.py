@@ -13,8 +13,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 
+FACT_CHAT_FORMAT = "chat-format"
 FACT_FORMAT = "tool-format"
 FACT_SYNTAX = "tool-syntax"
+FACT_TAGS = "reasoning-tags"
 FACT_MARKS = "reasoning-marks"
 FACT_REASONING_TOKENS = "reasoning-tokens"
 FORMAT_TEMPLATE = "template"
@@ -95,6 +97,22 @@ def syntax_of(execution: Mapping[str, object]) -> CallSyntax:
     if not syntax.opening or not syntax.middle:
         raise ValueError("a form of calls without a beginning, or without anything behind the name")
     return syntax
+
+
+def tags_text(start: str, end: str) -> str:
+    """As receipts state the tags that stand around reasoning: a JSON array of two texts."""
+    return json.dumps([start, end], ensure_ascii=False, separators=(",", ":"))
+
+
+def tags_of(execution: Mapping[str, object]) -> tuple[str, str] | None:
+    """The tags that stand around reasoning; None where the engine knows of none. Raises ValueError."""
+    stated = execution.get(FACT_TAGS)
+    if stated is None:
+        return None
+    parts = _texts(json.loads(stated)) if isinstance(stated, str) else ()
+    if len(parts) != 2 or not parts[0] or not parts[1]:
+        raise ValueError("the tags of reasoning are not two texts")
+    return parts[0], parts[1]
 
 
 def marks_text(marks: Iterable[tuple[str, str]]) -> str:
