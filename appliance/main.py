@@ -1,4 +1,4 @@
-"""`appliance`: serve, models, keys, reference-values, config, doctor, bench. Reads argv and the machine."""
+"""`appliance`: serve, models, keys, reference-values, config, doctor, bench, replay. Reads argv and the machine."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from appliance import config as configuration
 from appliance.cli_bench import bench
 from appliance.cli_keys import keys
 from appliance.cli_models import models
+from appliance.cli_replay import replay
 from appliance.cli_vsock import vsock_forward
 from appliance.config import Config
 from appliance.errors import BootError
@@ -89,6 +90,7 @@ cli.add_command(models)
 cli.add_command(keys)
 cli.add_command(vsock_forward)
 cli.add_command(bench)
+cli.add_command(replay)
 
 
 @cli.command()
