@@ -74,6 +74,7 @@ class SupervisedEmbedder(SupervisedEngine):
             n_batch=self._rows,
             vocabulary_size=_COPIES * facts.vocabulary_size,
             cache_bytes=0,
+            threads=self._most_threads(),
         )
         self._check_fits(wanted)
 

@@ -20,6 +20,10 @@ _ROW_BYTES = 64 << 10  # activations of one row of a batch, generously
 _MASK_BYTES = 6  # of a cell: once in four bytes, once in two
 _JOB_BYTES = 2 << 20  # sampler, grammar, prompt and answer as text, messages
 _TOKEN_BYTES = 128  # a token in lists, and on its way
+# Of native/llama_cpp's attention in each thread: scores (a row of all cells, if that is more), lists of cells, blocks.
+_SCORES_BYTES = 1 << 20
+_CELL_LISTS_BYTES = 20
+_BLOCKS_BYTES = 1 << 20
 _RETRY_S = 5
 _V1_NO_LIMIT = 1 << 60
 _MIB = 1 << 20
@@ -64,8 +68,11 @@ def cell_bytes(metadata: Mapping[str, object], architecture: str) -> int:
     return 2 * number("block_count", 128) * kv_heads * (key + value)
 
 
-def need(*, bytes_per_cell: int, kv_tokens: int, n_batch: int, vocabulary_size: int, cache_bytes: int) -> Need:
+def need(
+    *, bytes_per_cell: int, kv_tokens: int, n_batch: int, vocabulary_size: int, cache_bytes: int, threads: int
+) -> Need:
     scratch = _PROCESS_BYTES + scratch_bytes(n_batch=n_batch, vocabulary_size=vocabulary_size, kv_tokens=kv_tokens)
+    scratch += threads * attention_bytes(kv_tokens=kv_tokens)
     return Need(cells=bytes_per_cell * kv_tokens, scratch=scratch, prefixes=cache_bytes)
 
 
@@ -116,6 +123,11 @@ class JobMemory:
 def scratch_bytes(*, n_batch: int, vocabulary_size: int, kv_tokens: int) -> int:
     """Activations and logits of an evaluation of `n_batch` rows, and for each which of the cells it looks at."""
     return n_batch * (4 * vocabulary_size + _MASK_BYTES * kv_tokens + _ROW_BYTES)
+
+
+def attention_bytes(*, kv_tokens: int) -> int:
+    """What one thread's attention needs at most, over `kv_tokens` cells."""
+    return max(_SCORES_BYTES, 4 * kv_tokens) + _CELL_LISTS_BYTES * kv_tokens + _BLOCKS_BYTES
 
 
 def check_fits(wanted: int, what: str, available: int) -> None:

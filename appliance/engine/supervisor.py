@@ -19,7 +19,16 @@ from appliance.engine.deaths import KernelChoice, WorkerDied
 from appliance.engine.draft import DraftWeights, read_draft
 from appliance.engine.embedding import EmbeddingEvent
 from appliance.engine.gguf import ModelFacts, read_facts
-from appliance.engine.memory import Need, ReadText, available_bytes, check_fits, need, read_text, scratch_bytes
+from appliance.engine.memory import (
+    Need,
+    ReadText,
+    attention_bytes,
+    available_bytes,
+    check_fits,
+    need,
+    read_text,
+    scratch_bytes,
+)
 from appliance.engine.messages import pack_exactness, pack_job, take, unpack_event
 from appliance.engine.pooling import resolve_pooling
 from appliance.engine.process import WorkerIdentity, WorkerProcess, WorkerStart
@@ -304,13 +313,20 @@ class SupervisedEngine:
             n_batch=settings.n_batch,
             vocabulary_size=facts.vocabulary_size,
             cache_bytes=settings.cache.limit_bytes if settings.cache.entries else 0,
+            threads=self._most_threads(),
         )
         draft = self._draft_facts
         if draft is not None:
             held, words = self._draft_context(), draft.vocabulary_size
             scratch = scratch_bytes(n_batch=settings.n_batch, vocabulary_size=words, kv_tokens=held)
+            scratch += self._most_threads() * attention_bytes(kv_tokens=held)
             wanted = wanted.beside(cells=draft.cell_bytes * held, scratch=scratch)
         self._check_fits(wanted)
+
+    def _most_threads(self) -> int:
+        """Those that a measurement at the start may choose, or the configured ones."""
+        threads = self._settings.threads
+        return self._cores if threads == "auto" else threads
 
     def _check_fits(self, wanted: Need) -> None:
         check_fits(wanted.total, wanted.describe(), available_bytes(self._read))

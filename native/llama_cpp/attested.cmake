@@ -72,7 +72,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$" AND UNIX AND NOT APPLE)
     target_compile_options(ggml-cpu PRIVATE -ffp-contract=off -fno-fast-math)
     target_link_options(ggml-cpu PRIVATE
       "LINKER:--wrap=ggml_compute_forward_mul_mat_tiled" "LINKER:--wrap=ggml_compute_forward_mul_mat_id_tiled"
-      "LINKER:--wrap=ggml_tiled_wdata_size" "LINKER:--wrap=ggml_compute_forward_flash_attn_ext")
+      "LINKER:--wrap=ggml_tiled_wdata_size" "LINKER:--wrap=ggml_compute_forward_flash_attn_ext"
+      "LINKER:--wrap=ggml_graph_plan")
   endfunction()
   cmake_language(DEFER CALL attested_add)
 endif()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.engine.memory import JobMemory, available_bytes, cell_bytes, check_fits, need
+from appliance.engine.memory import JobMemory, attention_bytes, available_bytes, cell_bytes, check_fits, need
 from appliance.errors import BootError, Unavailable
 
 MIB = 1 << 20
@@ -75,11 +75,18 @@ def test_cells_by_the_metadata_and_by_their_worst_where_they_are_silent() -> Non
 
 
 def test_what_does_not_fit_is_refused_with_its_numbers() -> None:
-    wanted = need(bytes_per_cell=1024, kv_tokens=4096, n_batch=64, vocabulary_size=1000, cache_bytes=8 * MIB)
+    sizes = {"bytes_per_cell": 1024, "kv_tokens": 4096, "n_batch": 64, "vocabulary_size": 1000, "cache_bytes": 8 * MIB}
+    wanted = need(**sizes, threads=1)
     assert wanted.cells == 4 * MIB
+    assert need(**sizes, threads=4).scratch == wanted.scratch + 3 * attention_bytes(kv_tokens=4096)
     check_fits(wanted.total, wanted.describe(), wanted.total)
     with pytest.raises(BootError, match=r"4 MiB for cells.*8 MiB for kept prefixes.*available"):
         check_fits(wanted.total, wanted.describe(), wanted.total - 1)
+
+
+def test_what_attention_keeps_grows_with_the_cells() -> None:
+    assert 2 * MIB < attention_bytes(kv_tokens=4096) < 3 * MIB
+    assert attention_bytes(kv_tokens=1 << 20) == (24 << 20) + MIB
 
 
 def test_one_job_more_is_refused_with_the_numbers_where_what_all_may_come_to_does_not_fit() -> None:

@@ -1,0 +1,15 @@
+#if defined(__x86_64__)
+
+#include "vec16_avx2.h"
+
+#include "functions_simd.h"
+
+#include "attention_tile.h"
+
+namespace attested {
+
+void attention_avx2(const Attention & work, const Tile & tile, const Workspace & memory) { attend(work, tile, memory); }
+
+} // namespace attested
+
+#endif
