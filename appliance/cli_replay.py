@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from appliance import config as configuration
+from appliance.engine.settings import VARIANTS
 from appliance.errors import BootError
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
     help="The appliance's configuration, whose digest the receipt names: for what no receipt states.",
 )
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads that compute. [default: all cores but one]")
+@click.option(
+    "--kernels", type=click.Choice(("auto", *VARIANTS)), default="auto", help="Variant of the kernels. [default: auto]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/replay.md).")
 def replay(
     directory: Path,
@@ -47,6 +51,7 @@ def replay(
     chat_template: Path | None,
     config_path: Path | None,
     threads: int | None,
+    kernels: str,
     as_json: bool,
 ) -> None:
     """Evaluate a saved answer again on this machine and compare.
@@ -71,6 +76,7 @@ def replay(
             config=config,
             chat_template=chat_template,
             threads=threads,
+            kernels=kernels,
         )
     except BootError as error:
         click.echo(f"appliance: {error}", err=True)

@@ -27,6 +27,7 @@ from client_sdk.wire.receipt import ModelFacts, ReceiptClaims
 _CHUNK_BYTES = 4 << 20
 _MOST_AT_ONCE = 4
 _MOST_ROWS = 4096
+_SELFTEST_LIMIT_S = 300.0  # nobody waits to be served, and what is not measured leaves a difference in doubt
 _MOST_THREADS_A_CORE = 4
 _PORTABLE = "attested-"
 _STATED_CONTEXT = (
@@ -49,6 +50,7 @@ class Wanted:
     config: Config | None = None
     chat_template: Path | None = None
     threads: int | None = None
+    kernels: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +229,8 @@ def _alone(config: Config, wanted: Wanted, claims: ReceiptClaims) -> Config:
         kv_tokens="auto",
         threads=threads,
         batch_tokens=rows,
+        kernels=wanted.kernels,
+        selftest_limit_s=_SELFTEST_LIMIT_S,
     )
     return replace(config, engine=engine)
 
