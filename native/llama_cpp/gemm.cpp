@@ -5,6 +5,8 @@
 // additions does not depend on the batch; never to its tiled products, which round in another order.
 #include "gemm.h"
 
+#include "float_gemm.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -141,7 +143,7 @@ bool __wrap_ggml_compute_forward_mul_mat_tiled(const ggml_compute_params * param
         attested::compute(params, format, out);
         return true;
     }
-    return false;
+    return !params->use_ref && attested::float_matmul(params, out);
 }
 
 bool __wrap_ggml_compute_forward_mul_mat_id_tiled(
@@ -156,7 +158,7 @@ size_t __wrap_ggml_tiled_wdata_size(int threads, ggml_tensor * out);
 size_t __wrap_ggml_tiled_wdata_size(int, ggml_tensor * out) {
     attested::Format format;
     if (!attested::handled(out, format)) {
-        return 0;
+        return attested::float_matmul_bytes(out);
     }
     const ggml_tensor * inputs = out->src[1];
     const attested::Traits & known = attested::traits(format);

@@ -22,6 +22,14 @@ VEC16_INLINE Vec16 load16(const float * from) { return {_mm256_loadu_ps(from), _
 VEC16_INLINE Vec16 load16(const uint16_t * halves) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) halves)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (halves + 8)))};
 }
+struct Bf16 {
+    uint16_t bits;
+};
+VEC16_INLINE Vec16 load16(const Bf16 * from) {
+    const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *) from));
+    const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *) (from + 8)));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+}
 VEC16_INLINE void store16(float * to, Vec16 a) {
     _mm256_storeu_ps(to, a.low);
     _mm256_storeu_ps(to + 8, a.high);

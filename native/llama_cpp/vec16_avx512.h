@@ -26,6 +26,13 @@ VEC16_INLINE Vec16 zero16() { return {_mm512_setzero_ps()}; }
 VEC16_INLINE Vec16 all16(float value) { return {_mm512_set1_ps(value)}; }
 VEC16_INLINE Vec16 load16(const float * from) { return {_mm512_loadu_ps(from)}; }
 VEC16_INLINE Vec16 load16(const uint16_t * halves) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) halves))}; }
+struct Bf16 {
+    uint16_t bits;
+};
+VEC16_INLINE Vec16 load16(const Bf16 * from) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *) from));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
 VEC16_INLINE void store16(float * to, Vec16 a) { _mm512_storeu_ps(to, a.all); }
 VEC16_INLINE Vec16 operator+(Vec16 a, Vec16 b) { return {_mm512_add_ps(a.all, b.all)}; }
 VEC16_INLINE Vec16 operator-(Vec16 a, Vec16 b) { return {_mm512_sub_ps(a.all, b.all)}; }
