@@ -34,7 +34,7 @@ struct Simd {
     static Floats low_half(Ints a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
     static Floats high_half(Ints a) { return low_half(right32<16>(a)); }
     static void store(float * to, Floats value, int rows) { _mm512_mask_storeu_ps(to, (__mmask16) ((1u << rows) - 1), value); }
-    static void prefetch(const void * at) { _mm_prefetch((const char *) at, _MM_HINT_T0); }
+    static void prefetch(const void * at) { _mm_prefetch((const char *) at, _MM_HINT_T1); }
 
     // 16 bytes of each row, as four vectors of one dword a row.
     static Ints four_rows(const uint8_t * at, size_t stride) {
