@@ -39,13 +39,13 @@ $(VENV)/.made:
 	@touch $@
 
 # llama.cpp with kernels of our own (native/llama_cpp): one wheel for every x86-64-v3 processor, compiled once.
-$(VENV)/.engine: $(VENV)/.made scripts/engine_wheel.py image/lock.toml $(wildcard native/llama_cpp/*)
+$(VENV)/.engine: $(VENV)/.made scripts/engine_wheel.py scripts/engine_proof.py native/attested-1.json image/lock.toml $(wildcard native/llama_cpp/*)
 	@if ! command -v c++ >/dev/null && ! command -v g++ >/dev/null && ! command -v clang++ >/dev/null; then \
 		echo "No C++ compiler found, and llama-cpp-python compiles from source. Install one, for example: apt-get install g++" >&2; exit 1; \
 	fi
 	@echo "Installing llama.cpp into $(VENV) (the first time it is compiled, about two minutes on two cores)"
-	@wheel=$$($(PY) scripts/engine_wheel.py --log $(VENV)/install-engine.log); \
-	$(PY) -m pip install --quiet --no-deps --force-reinstall "$$wheel"
+	@$(PY) -m pip install --quiet -c constraints.txt numpy diskcache jinja2 typing-extensions
+	@$(PY) scripts/engine_wheel.py --install --log $(VENV)/install-engine.log >/dev/null
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.engine pyproject.toml constraints.txt

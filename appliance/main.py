@@ -143,8 +143,9 @@ def show_config(load: LoadConfig) -> None:
 
 @cli.command()
 def doctor() -> None:
-    """What this machine can attest with, and what is missing."""
+    """What this machine can attest and compute with, and what is missing."""
     from appliance.attestation.attester import ATTESTERS, DEVICES
+    from appliance.engine.inspection import engine_lines
     from appliance.hygiene import find_unsafe_environment, no_swap_warning
 
     with _reported():
@@ -167,6 +168,8 @@ def doctor() -> None:
     table.add_row("environment", f"unsafe: {', '.join(unsafe)}" if unsafe else "clean")
     table.add_row("swap", no_swap_warning() or "off")
     table.add_row("usable cores", str(len(os.sched_getaffinity(0))))
+    for name, found in engine_lines(sys.executable):
+        table.add_row(name, found)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 

@@ -1,6 +1,9 @@
 """Build llama-cpp-python as the appliance runs it, or find the wheel built before; its path is the only line on stdout.
 
-    python scripts/engine_wheel.py --log LOGFILE
+    python scripts/engine_wheel.py --log LOGFILE [--install]
+
+With --install it is also proven on this processor (engine_proof.py) and installed: only then, and with what the proof
+found beside its libraries. The environment has to have what llama_cpp imports.
 
 The source is the one that image/lock.toml pins by its SHA-256, with native/llama_cpp linked in. All of it is
 compiled for one fixed instruction set, so that a wheel serves every x86-64-v3 processor with the same bits
@@ -21,6 +24,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
+import engine_proof
+from engine_proof import ProofError
 from pip_progress import Filter
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,6 +57,7 @@ FLAGS = (
 NEEDED = ("avx", "avx2", "bmi2", "f16c", "fma")
 _NAME = "llama-cpp-python"
 _RECORD = "record.json"
+PROOF = "attested-proof.json"
 _LOG_LINES = 40
 _ELF = {"x86_64": 62, "aarch64": 183}
 
@@ -193,7 +200,9 @@ def _run_shown(log: Path) -> Run:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--log", type=Path, required=True, metavar="LOGFILE", help="where pip's whole output goes")
-    log = parser.parse_args(arguments).log
+    parser.add_argument("--install", action="store_true", help="prove the engine here, and install it where it holds")
+    options = parser.parse_args(arguments)
+    log: Path = options.log
     log.parent.mkdir(parents=True, exist_ok=True)
     cpuinfo = Path("/proc/cpuinfo")
     try:
@@ -201,11 +210,47 @@ def main(arguments: Sequence[str]) -> int:
         text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
         if (word := check_processor(text, here["machine"])) is not None:
             _say(word)
-        print(_wheel(pinned(ROOT / "image/lock.toml"), here, log))
-    except WheelError as error:
+        wheel = _wheel(pinned(ROOT / "image/lock.toml"), here, log)
+        if options.install:
+            install(wheel, proven(wheel, here["compiler"].partition("\n")[0], text))
+        print(wheel)
+    except (WheelError, ProofError) as error:
         _say(f"The engine is not installed: {error}.")
         return 1
     return 0
+
+
+def proven(wheel: Path, compiler: str, cpuinfo: str) -> Mapping[str, object]:
+    """What the proof finds of a wheel on this processor, or found before: the record keeps it. Raises ProofError."""
+    file = wheel.with_name(_RECORD)
+    record = json.loads(file.read_text(encoding="utf-8"))
+    golden = engine_proof.golden()
+    features = next((line for line in cpuinfo.splitlines() if line.startswith(("flags", "Features"))), "")
+    processor = engine_proof.processor_name(cpuinfo)
+    place = hashlib.sha256(json.dumps([processor, features, dict(golden)], sort_keys=True).encode()).hexdigest()[:16]
+    known: dict[str, object] = record.setdefault("proofs", {}).get(place)
+    if known is None:
+        with tempfile.TemporaryDirectory(prefix="engine-") as site:
+            with ZipFile(wheel) as archive:
+                archive.extractall(site)
+            engine = engine_proof.Engine(site=Path(site), compiler=compiler, processor=processor)
+            found = engine_proof.prove(engine, golden, _say).record()
+        known = {**found, "processor": processor, "compiler": compiler}
+        record["proofs"][place] = known
+        partial = file.with_suffix(".part")
+        partial.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        partial.replace(file)
+    return known
+
+
+def install(wheel: Path, proof: Mapping[str, object]) -> None:
+    """Into this environment, with the proof beside the libraries that it is about. Raises WheelError."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", str(wheel)]
+    if (status := subprocess.run(command, check=False).returncode) != 0:
+        raise WheelError(f"pip could not install {wheel}: status {status}")
+    (library,) = Path(sysconfig.get_path("purelib")).glob("llama_cpp/lib/libggml-cpu.so")
+    told = {**proof, "library": hashlib.sha256(library.read_bytes()).hexdigest()}
+    library.with_name(PROOF).write_text(json.dumps(told, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _wheel(source: Source, here: Mapping[str, str], log: Path) -> Path:

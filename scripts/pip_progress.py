@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-_NINJA = re.compile(r"\s*\[(\d+)/(\d+)\] (?!Re-checking)")
+_NINJA = re.compile(r"\s*\[(\d+)/(\d+)\] (?!.*VerifyGlobs)")
 _KEPT = ("Building wheel for llama", "ERROR", "error:", "WARNING: Retrying")
 _WIDTH = 40
 _LINE = 160

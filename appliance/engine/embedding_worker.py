@@ -56,7 +56,7 @@ class EmbeddingWorker(WorkerLoop["EmbeddingScheduler"]):
             from appliance.engine.llama_cpp.embedding import EmbeddingOptions, EmbeddingRuntime
             from appliance.engine.llama_cpp.runtime import RuntimeFailure
 
-            self.report_build(take(first, "kernels", str))
+            switched_off = self.report_build(take(first, "kernels", str))
         except (ImportError, OSError, RuntimeError) as error:
             self.channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
             return
@@ -79,7 +79,7 @@ class EmbeddingWorker(WorkerLoop["EmbeddingScheduler"]):
             self.channel.send({"t": "failed", "message": str(error)})
             return
         cut = cut_short(first, allowance.cut)
-        first = {**first, "facts": take(first, "facts", dict) | cut_facts(cut)}
+        first = {**first, "facts": switched_off | take(first, "facts", dict) | cut_facts(cut)}
         scheduler = self._scheduler(runtime, options.inputs if packs else 1, threads, first)
         # Vectors come of one shape or of many inputs together: the other shapes do not occur.
         exactness = Exactness(batch=packs, verify=True, chunk=True, rollback=True)

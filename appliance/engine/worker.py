@@ -104,7 +104,7 @@ class Worker(WorkerLoop[Scheduler]):
             from appliance.engine.llama_cpp.allowance import Allowance
             from appliance.engine.llama_cpp.runtime import LlamaRuntime, RuntimeFailure
 
-            self.report_build(take(first, "kernels", str))
+            switched_off = self.report_build(take(first, "kernels", str))
         except (ImportError, OSError, RuntimeError) as error:
             self.channel.send({"t": "failed", "message": f"llama.cpp cannot be loaded: {error}"})
             return
@@ -118,6 +118,7 @@ class Worker(WorkerLoop[Scheduler]):
             self.channel.send({"t": "failed", "message": str(error)})
             return
         cut = cut_short(first, allowance.cut)
+        first = {**first, "facts": switched_off | take(first, "facts", dict)}
         template = TimedTemplate(
             optional(first, "template", str),
             bos_text=runtime.special_text("bos"),

@@ -198,9 +198,10 @@ class WorkerLoop(ABC, Generic[S]):
             }
         )
 
-    def report_build(self, name: str) -> None:
+    def report_build(self, name: str) -> dict[str, object]:
         """Choose the kernels and tell what computes, before anything is computed: it may be the worker's last word.
 
+        What the proof of the build switched off, for the execution facts.
         Raises RuntimeError where the variant `name` is none of this build and processor.
         """
         from appliance.engine.llama_cpp import libraries
@@ -208,6 +209,7 @@ class WorkerLoop(ABC, Generic[S]):
         build = libraries.choose(name)
         stated = {"kernels": build.kernels, "variants": list(build.variants)}
         self.channel.send({"t": "computes", "library": build.library, "version": build.version, **stated})
+        return libraries.passed_over()
 
     def _handle(self, scheduler: S, message: Message) -> bool:
         """False for the message to stop. Raises ChannelError for one of no known kind."""

@@ -12,6 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "pip_progress.py"
 def test_ninja_steps_become_tenths_and_the_log_is_whole(tmp_path: Path) -> None:
     log = tmp_path / "pip.log"
     steps = "".join(f"  [{n}/200] Building CXX object {n}.o\n" for n in range(1, 201))
+    steps = f"  [0/2] cmake -P /tmp/VerifyGlobs.cmake\n{steps}"
     said = f"Collecting x\n  Building wheel for llama-cpp-python (pyproject.toml): started\n{steps}  ERROR: bad\n"
     done = subprocess.run([sys.executable, SCRIPT, log], input=said, capture_output=True, text=True, check=True)
     shown = done.stdout.splitlines()

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 
-from appliance.engine.deaths import Build
+from appliance.engine.deaths import Build, processor_name
 from appliance.engine.settings import VARIANTS
 from appliance.engine.tensor_types import LLAMA_CPP
 
+PROOF = "attested-proof.json"
+"""Beside the libraries, written by scripts/engine_wheel.py."""
 _SYMBOLS = ("attested_arithmetic", "attested_variant", "attested_variant_available", "attested_use_variant")
 
 
@@ -53,8 +58,26 @@ def kernels() -> ctypes.CDLL | None:
     return None
 
 
+def recorded_proof() -> Mapping[str, Any]:
+    """What `make venv` found when it proved the mapped library on this processor; empty where it did not.
+
+    `limit` is the largest variant that may be used, `died` the one that ended its process, None where none did.
+    """
+    path = next((path for path in mapped() if path.name.startswith("libggml-cpu")), None)
+    if path is None:
+        return {}
+    try:
+        found: Mapping[str, Any] = json.loads(path.with_name(PROOF).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    same = found.get("library") == hashlib.sha256(path.read_bytes()).hexdigest()
+    return found if same and found.get("processor") == processor_name() else {}
+
+
 def choose(name: str) -> Build:
     """Compute with the variant `name` from now on, with the best one where it is empty; what computes then.
+
+    The best one is the largest that the processor has, and no larger than the recorded proof allows.
 
     Raises RuntimeError where this build or this processor does not have it.
     """
@@ -67,7 +90,16 @@ def choose(name: str) -> Build:
     variants = tuple(each for each in VARIANTS if library.attested_variant_available(each.encode()))
     if name and (name not in variants or not library.attested_use_variant(name.encode())):
         raise RuntimeError(f"engine.kernels is {name!r}, and this processor has {', '.join(variants)}")
+    limit = recorded_proof().get("limit")
+    if not name and limit in variants and library.attested_use_variant(limit.encode()):
+        variants = variants[: variants.index(limit) + 1]
     return Build(library=path, version=version(), kernels=variant(), variants=variants)
+
+
+def passed_over() -> dict[str, object]:
+    """For the execution facts of receipts: the variant that the recorded proof switched off; nothing without one."""
+    died = recorded_proof().get("died")
+    return {"kernels-passed-over": str(died)} if died and died != variant() else {}
 
 
 def arithmetic() -> str:
