@@ -98,12 +98,18 @@ image-check: image-venv ## build the image twice, in two folders, and compare ev
 	@$(PY) -m image.build check --model $(MODEL) --compile-again
 
 .PHONY: image-test
-image-test: ## boot the image under QEMU with a software TPM, ask it through the client, then tamper
+image-test: ## boot the image under QEMU with a software TPM, ask it, tamper (a small model's disk; MODEL=name: its own)
 	@scripts/image/needs.sh test
 	@$(MAKE) --no-print-directory image-venv
 	@$(PY) -c 'import tpm2_pytss' 2>/dev/null || $(PIP_INSTALL) -q -e '.[tpm2]'
 	@test -f build/image/SHA256SUMS || $(MAKE) --no-print-directory image
+ifeq ($(origin MODEL),file)
+	@$(PY) -m appliance models pull smollm2-135m-instruct
+	@$(PY) -m tests.small_llama build/image-test-store
+	@$(PY) -m image.boottest --model small-llama --store build/image-test-store --swap-model
+else
 	@$(PY) -m image.boottest --model $(MODEL)
+endif
 
 .PHONY: image-relock
 image-relock: image-venv ## renew image/lock.toml: newer packages, and so another measurement

@@ -17,11 +17,12 @@ from typing import Final, TypeVar
 
 from client_sdk import Appliance, Policy, Rejection, SdkError, VerificationError
 from image import service
-from image.boottest import cases, material
+from image.boottest import cases, material, swapped
 from image.boottest.errors import BootTestError, EmulatorCrash
 from image.boottest.machine import Machine, Shape, boot
 from image.boottest.material import Material
 from image.build import chroot, lock, uki
+from image.build.chroot import Chroot
 from image.build.errors import BuildError
 from image.measure.errors import MeasureError
 
@@ -132,10 +133,14 @@ def again(action: Callable[[], T], folder: Path) -> T:
     return action()
 
 
-def make_other_images(held: Material, tools: Path) -> None:
-    """The image with one thing changed in its command line: a word that init knows, or a digit of a disk's hash."""
+def prepared(tools: Path) -> Chroot:
+    """The chroot that the image was built in. Raises BuildError."""
     inputs = lock.load()
-    shell = chroot.prepare(inputs.group("tools"), tools=tools, source_date_epoch=inputs.source_date_epoch)
+    return chroot.prepare(inputs.group("tools"), tools=tools, source_date_epoch=inputs.source_date_epoch)
+
+
+def make_other_images(held: Material, shell: Chroot) -> None:
+    """The image with one thing changed in its command line: a word that init knows, or a digit of a disk's hash."""
     text = (held.image / "cmdline-appliance-tpm2").read_text(encoding="ascii")
     for name in ("vmlinuz", "initrd.img"):
         shutil.copyfile(held.image / name, held.work / name)
@@ -152,13 +157,17 @@ def run(held: Material, tools: Path, chosen: Sequence[str]) -> int:
     """The number of cases that were not caught. Raises BootTestError where the honest image does not work."""
     shutil.rmtree(held.work, ignore_errors=True)
     held.work.mkdir(parents=True)
+    shell = prepared(tools)
+    if held.is_swapped:
+        say(f"The image with the model {held.model} in place of its own, so that an emulator is quick enough")
+        swapped.make(held.built, shell, held.image, store=held.store, model=held.model)
     random_bytes = os.urandom(38)  # noqa: TID251 - composition root
     api_key = material.write_settings(held.work, random_bytes, int(time.time()))  # noqa: TID251 - composition root
     pin = material.attestation_key(held)
     say("The firmware's own measurements, from a boot that does nothing else")
     log = again(lambda: material.firmware_log(held), held.work / "firmware-log")
     caller = Caller(policy=material.make_policy(held, log, pin), api_key=api_key, model=held.model)
-    make_other_images(held, tools)
+    make_other_images(held, shell)
     shape = Shape(boot=held.image / "boot-tpm2.img", disks=held.disks)
     say("The image as it is")
     again(lambda: honest(held, shape, caller), held.work / "honest")
@@ -182,16 +191,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--tools", type=Path, default=_PROJECT / "build/image-tools")
     parser.add_argument("--work", type=Path, default=_PROJECT / "build/image-test")
     parser.add_argument(
-        "--store", type=Path, default=service.default_store(_ENVIRON), help="model store that the image was built from"
+        "--store", type=Path, default=service.default_store(_ENVIRON), help="model store with the model that is tested"
     )
     parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--swap-model", action="store_true", help="MODEL is not the one that the image was built with")
     parser.add_argument("--case", action="append", choices=list(cases.CASES), help="only this one; default: all")
     parser.add_argument("--only-honest", action="store_true", help="boot the image as it is, and try no case")
     options = parser.parse_args(arguments)
     chosen = [] if options.only_honest else options.case or list(cases.CASES)
+    work = options.work.resolve()
     held = Material(
-        image=options.image.resolve(),
-        work=options.work.resolve(),
+        built=options.image.resolve(),
+        image=work / "image" if options.swap_model else options.image.resolve(),
+        work=work,
         store=options.store.resolve(),
         model=options.model,
         environ=_ENVIRON,

@@ -127,12 +127,16 @@ def _little_memory(_material: Material, honest: Shape) -> Case:
     return _case("too little memory", replace(honest, memory_mib=400), "stopped: too little memory")
 
 
-def _memory_without_cells(_material: Material, honest: Shape) -> Case:
-    """What the engine will allocate for a model the first process cannot know; the engine looks before it does."""
+def _memory_without_cells(material: Material, honest: Shape) -> Case:
+    """What the engine will allocate for a model the first process cannot know; the engine looks before it does.
+
+    With the model that the image was built with, also where another is tested: one that needs more than the first
+    process asks for. Nothing of it is evaluated.
+    """
+    disks = (honest.disks[0], material.built / "model.img", *honest.disks[2:])
+    shape = replace(honest, boot=material.built / "boot-tpm2.img", disks=disks, memory_mib=704)
     name = "memory for the model, but not for its context"
-    return Case(
-        name=name, shape=replace(honest, memory_mib=704), expect=("stopped: not enough memory",), by_service=True
-    )
+    return Case(name=name, shape=shape, expect=("stopped: not enough memory",), by_service=True)
 
 
 def _old_processor(_material: Material, honest: Shape) -> Case:

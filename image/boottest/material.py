@@ -28,8 +28,11 @@ _BOOT_LIMIT_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """`image` is a build's folder, `work` the test's own, `store` and `model` what the image was built from."""
+    """`built` is a build's folder, `image` that or one made from it with the model `model` of `store`, `work` the
+    test's own.
+    """
 
+    built: Path
     image: Path
     work: Path
     store: Path
@@ -44,6 +47,11 @@ class Material:
     @property
     def disks(self) -> tuple[Path, ...]:
         return (self.image / "root.img", self.image / "model.img", self.work / "settings.img")
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether the model is another one than the image was built with."""
+        return self.image != self.built
 
 
 def write_settings(work: Path, random_bytes: bytes, now: int) -> str:

@@ -70,7 +70,7 @@ def build(lock: Lock, job: Job) -> None:
         f"           {installed / 1e6:.1f} MB in files, {(work / 'root.img').stat().st_size / 1e6:.1f} MB as a disk"
     )
     step("model disk")
-    model = _model(lock, job, chroot, work)
+    model = model_disk(job.store, job.model, chroot, work)
     step("kernel, initrd, unified kernel images")
     _boot(lock, job, chroot, (root, model), work)
     step("reference values of the model, list of contents")
@@ -110,11 +110,11 @@ def _root(lock: Lock, job: Job, chroot: Chroot, compiled_wheels: Sequence[Path],
     tree.pack(folder, work / "root.tar", mtime=lock.source_date_epoch)
 
 
-def _model(lock: Lock, job: Job, chroot: Chroot, work: Path) -> disks.Disk:
-    """A model store with one model, as its own disk."""
-    manifest = job.store / "manifests" / f"{job.model}.json"
+def model_disk(store: Path, model: str, chroot: Chroot, work: Path) -> disks.Disk:
+    """A model store with one model of `store`: the folder `work`/model, and it as its own disk. Raises BuildError."""
+    manifest = store / "manifests" / f"{model}.json"
     if not manifest.is_file():
-        raise BuildError(f"the model store {job.store} has no {job.model}: appliance models pull {job.model}")
+        raise BuildError(f"the model store {store} has no {model}: appliance models pull {model}")
     described = json.loads(manifest.read_text(encoding="utf-8"))
     folder = work / "model"
     for part in ("blobs", "manifests"):
@@ -124,14 +124,20 @@ def _model(lock: Lock, job: Job, chroot: Chroot, work: Path) -> disks.Disk:
     if described["chat_template_sha256"]:
         names.append(f"{described['chat_template_sha256']}.jinja")
     for name in names:
-        content = (job.store / "blobs" / name).read_bytes()
+        content = (store / "blobs" / name).read_bytes()
         if hashlib.sha256(content).hexdigest() != name.split(".", 1)[0]:
-            raise BuildError(f"the model store's {name} has other bytes: appliance models verify {job.model}")
+            raise BuildError(f"the model store's {name} has other bytes: appliance models verify {model}")
         (folder / "blobs" / name).write_bytes(content)
-    tree.pack(folder, work / "model.tar", mtime=lock.source_date_epoch)
+    tree.pack(folder, work / "model.tar", mtime=int(chroot.environ["SOURCE_DATE_EPOCH"]))
     disk = disks.make(chroot, work / "model.tar", work / "model.img", uuid=disks.MODEL_UUID, compress=False)
     (work / "model.tar").unlink()
     return disk
+
+
+def reference_values(inside: Chroot, attester: str, model: str) -> bytes:
+    """What callers pin of model and configuration, said by the image's own code in its own root. Raises BuildError."""
+    command = [str(tree.INTERPRETER), "-I", "-B", "-m", "appliance", "reference-values", "--config", service.CONFIG]
+    return inside.run([*command, "--attester", attester, "--model", model, "--listen", "0.0.0.0:8443"])
 
 
 def _boot(lock: Lock, job: Job, chroot: Chroot, found: tuple[disks.Disk, disks.Disk], work: Path) -> None:
@@ -167,9 +173,7 @@ def _facts(job: Job, chroot: Chroot, work: Path) -> None:
     """What callers pin of model and configuration, for each image: by the image's own code, from its own bytes."""
     inside = replace(chroot, root=work / "root", binds={"/srv/models": work / "model"})
     for attester in ATTESTERS:
-        command = [str(tree.INTERPRETER), "-I", "-B", "-m", "appliance", "reference-values", "--config", service.CONFIG]
-        printed = inside.run([*command, "--attester", attester, "--model", job.model, "--listen", "0.0.0.0:8443"])
-        (work / f"models-{attester}.toml").write_bytes(printed)
+        (work / f"models-{attester}.toml").write_bytes(reference_values(inside, attester, job.model))
     shutil.rmtree(work / "root")
     shutil.rmtree(work / "model")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,7 @@ def held(tmp_path: Path) -> Material:
         attester="tpm2", root_hash="ab" * 32, root_blocks=200, model_hash="cd" * 32, model_blocks=MODEL_BLOCKS
     )
     (image / "cmdline-appliance-tpm2").write_text(cmdline.render(options))
-    made = Material(image=image, work=work, store=tmp_path, model="small", environ={})
+    made = Material(built=image, image=image, work=work, store=tmp_path, model="small", environ={})
     material.write_settings(work, bytes(range(38)), 1_764_374_400)
     return made
 
@@ -65,6 +67,21 @@ def test_one_byte_of_the_data_is_one_bit_inside_it(held: Material) -> None:
         (at,) = changed(held.disks[number], case.shape.disks[number])
         assert 0 <= at < blocks * disks.BLOCK_BYTES
         assert case.shape.disks[number].read_bytes()[at] == 1
+
+
+def test_with_another_model_only_the_case_of_memory_boots_the_image_s_own(held: Material, tmp_path: Path) -> None:
+    """A small model needs no more than the first process asks for: what the engine refuses takes the real one."""
+    swapped = replace(held, image=tmp_path / "swapped")
+    assert (swapped.is_swapped, held.is_swapped) == (True, False)
+    shutil.copytree(held.image, swapped.image)
+    honest = Shape(boot=swapped.image / "boot-tpm2.img", disks=swapped.disks)
+    for name, make in cases.CASES.items():
+        shape = make(swapped, honest).shape
+        own = [path for path in (shape.boot, *shape.disks) if path.is_relative_to(swapped.built)]
+        assert bool(own) is (name == "memory-without-cells")
+    case = cases.CASES["memory-without-cells"](swapped, honest)
+    assert case.shape.boot == swapped.built / "boot-tpm2.img"
+    assert case.shape.disks[1] == swapped.built / "model.img"
 
 
 def test_the_operator_s_disk_of_the_test_is_one_that_init_takes(held: Material) -> None:
