@@ -81,7 +81,7 @@ test: $(VENV)/.installed-test ## run all tests
 	@$(PY) -m pytest
 
 .PHONY: vsock-test
-vsock-test: $(VENV)/.installed-test ## attest, ask and stream over real AF_VSOCK, in a guest that boots in two seconds
+vsock-test: $(VENV)/.installed-test ## attest, ask and stream over real AF_VSOCK, in a guest (User Mode Linux, else QEMU)
 	@$(PY) -m appliance models pull smollm2-135m-instruct
 	@scripts/vsock/run_guest.sh
 

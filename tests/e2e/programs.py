@@ -18,6 +18,8 @@ from typing import Any
 import httpx
 
 MODEL = "smollm2-135m-instruct"
+SLOW = int(os.environ.get("TEST_SLOW") or 1)
+"""How many times slower than a processor this machine may be: an emulated one."""
 START_LIMIT_S = 60.0
 _SERVING = re.compile(r"on\s+(https://127\.0\.0\.1:(\d+))")
 
@@ -39,7 +41,7 @@ def run_program(
         text=True,
         cwd=cwd,
         env=environment(environ),
-        timeout=120,
+        timeout=120 * SLOW,
         check=False,
     )
 

@@ -16,14 +16,17 @@ from pathlib import Path
 import pytest
 
 from client_sdk import Policy
-from tests.e2e.programs import MODEL, environment, make_policy, wait_for
+from tests.e2e import programs
+from tests.e2e.programs import SLOW, environment, make_policy, wait_for
 from tests.simulators.hybrid_muxer import HybridMuxer
 
 IN_GUEST = os.environ.get("VSOCK_TEST_GUEST") == "1"
 WAYS = ("vsock",) if IN_GUEST else ("unix", "hybrid")
+MODEL = os.environ.get("VSOCK_TEST_MODEL") or programs.MODEL
 PORT, PLAIN_PORT = 5000, 5001
-START_LIMIT_S = 120.0
-SETTINGS = {"APPLIANCE_LIMITS_HANDSHAKE_S": "4"}  # pinned, and short: some of the peers here stall on purpose
+START_LIMIT_S = 120.0 * SLOW
+# Pinned, and short: some of the peers here stall on purpose.
+SETTINGS = {"APPLIANCE_LIMITS_HANDSHAKE_S": str(4 * SLOW)}
 
 
 @dataclass

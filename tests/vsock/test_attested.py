@@ -16,8 +16,8 @@ from client_sdk.verifier import ChannelFacts, appraise
 from client_sdk.vsock import Connector, parse_appliance_address
 from client_sdk.wire import names
 from client_sdk.wire.attestation import AttestationBundle, AttestationClaims, AttestationRequest
-from tests.e2e.programs import MODEL, run_client, run_program
-from tests.vsock.conftest import Place, serve_arguments
+from tests.e2e.programs import SLOW, run_client, run_program
+from tests.vsock.conftest import MODEL, Place, serve_arguments
 
 pytestmark = pytest.mark.model
 QUESTION = "What is the capital of France?"
@@ -139,7 +139,7 @@ def test_connection_churn_and_half_a_record_leave_the_listener_alone(place: Plac
                 assert appliance.attest().family == "insecure"
         with Appliance(place.url, policy=policy) as appliance:
             assert appliance.chat(QUESTION, **GREEDY).text
-        stalled[0].settimeout(30)
+        stalled[0].settimeout(30 * SLOW)
         try:
             assert stalled[0].recv(1) == b"", "the handshake has its time limit"
         except ConnectionResetError:

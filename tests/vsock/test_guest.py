@@ -11,7 +11,7 @@ import pytest
 
 from appliance.vsock.listener import local_cid
 from client_sdk import Appliance, Policy, TransportError
-from tests.e2e.programs import free_port, make_policy, run_program, wait_for
+from tests.e2e.programs import SLOW, free_port, make_policy, run_program, wait_for
 from tests.vsock.conftest import IN_GUEST, SETTINGS, Place, Program, serve_arguments
 
 pytestmark = [
@@ -74,7 +74,9 @@ def test_peers_that_vanish_in_the_middle_leave_no_connection_behind(model: str, 
                 sock.settimeout(10)
                 sock.connect((1, 5300))
         wait_for(
-            lambda: all_seen(read_metrics(metrics), 300), limit_s=30, what="every peer was counted, and none is open"
+            lambda: all_seen(read_metrics(metrics), 300),
+            limit_s=30 * SLOW,
+            what="every peer was counted, and none is open",
         )
         with Appliance("vsock://1:5300", policy=policy) as appliance:
             assert appliance.attest().family == "insecure"

@@ -14,8 +14,8 @@ import pytest
 
 from client_sdk import Appliance, Policy, SdkError, VerificationError
 from client_sdk.vsock import parse_appliance_address
-from tests.e2e.programs import MODEL
-from tests.vsock.conftest import IN_GUEST, Place, Program, serve_arguments
+from tests.e2e.programs import SLOW
+from tests.vsock.conftest import IN_GUEST, MODEL, Place, Program, serve_arguments
 
 pytestmark = pytest.mark.model
 CANARY = "zebra-canary-4711"
@@ -111,7 +111,7 @@ def doubled(which: int) -> Change:
 
 
 def refused(url: str, policy: Policy) -> SdkError:
-    with Appliance(url, policy=policy, timeout_s=5) as appliance, pytest.raises(SdkError) as caught:
+    with Appliance(url, policy=policy, timeout_s=5 * SLOW) as appliance, pytest.raises(SdkError) as caught:
         appliance.chat(CANARY, **ASKED)
     return caught.value
 
@@ -135,7 +135,7 @@ def test_tampering_with_any_piece(
     with Appliance(place.url, policy=policy) as appliance:
         honest_text = appliance.chat(CANARY, **ASKED).text
     between = Hostile(tmp_path / "f", [place.url], **{direction: change(which)})
-    with between, Appliance(between.url, policy=policy, timeout_s=5) as appliance:
+    with between, Appliance(between.url, policy=policy, timeout_s=5 * SLOW) as appliance:
         try:
             text = appliance.chat(CANARY, **ASKED).text
         except SdkError:
