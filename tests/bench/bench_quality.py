@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -74,11 +75,16 @@ class Distance:
     perplexity: float
 
 
+def rms(found: Found, reference: Found) -> float:
+    difference = found.sample.astype(np.float64) - reference.sample
+    return float(np.sqrt((difference**2).mean()))
+
+
 def distance(found: Found, reference: Found) -> Distance:
     difference = found.sample.astype(np.float64) - reference.sample
     ours, theirs = log_softmax(found.sample), log_softmax(reference.sample)
     return Distance(
-        rms=float(np.sqrt((difference**2).mean())),
+        rms=rms(found, reference),
         largest=float(np.abs(difference).max()),
         divergence=float((np.exp(theirs) * (theirs - ours)).sum(axis=1).mean()),
         same_best=float((found.best == reference.best).mean()),
@@ -183,15 +189,17 @@ def compare(ours: Found, peers: Mapping[str, Found]) -> dict[str, Any]:
     first = next(iter(peers))
     print(f"{'difference from ' + first:34} {'rms':>8} {'max':>8} {'KL':>11} {'top-1':>7} {'perplexity':>10}")
     rows = {name: asdict(show(name, found, peers[first])) for name, found in peers.items()}
-    own = [distance(found, other) for found in peers.values() for other in peers.values() if found is not other]
     far = show("this build", ours, peers[first])
-    widest = max((each.rms for each in own), default=0.0)
+    widest = max((rms(*pair) for pair in itertools.combinations(peers.values(), 2)), default=0.0)
+    own = [found.perplexity for found in peers.values()]
     met = {
         "logits": far.rms <= widest,
         "perplexity": abs(far.perplexity) <= PERPLEXITY_WITHIN,
+        "perplexity_between_peers": min(own) <= ours.perplexity <= max(own),
     }
-    print(f"llama.cpp's own differ among themselves by up to rms {widest:.4f}; met: {met}")
-    return {"peers": rows, "ours": asdict(far), "widest_of_peers": widest, "met": met}
+    spread = max(own) / min(own) - 1
+    print(f"the peers differ among themselves by up to rms {widest:.4f} and {spread:.4%} of perplexity; met: {met}")
+    return {"peers": rows, "ours": asdict(far), "widest_of_peers": widest, "spread_of_peers": spread, "met": met}
 
 
 def parsed() -> argparse.Namespace:
