@@ -15,6 +15,7 @@ from appliance.engine.embedding import (
 from appliance.engine.gguf import ModelFacts
 from appliance.engine.memory import need
 from appliance.engine.pooling import resolve_pooling
+from appliance.engine.settings import most_threads
 from appliance.engine.supervisor import SupervisedEngine
 from appliance.engine.types import EngineEvent, GenerationJob
 from appliance.errors import ApplianceError, BadRequest, BootError
@@ -74,7 +75,7 @@ class SupervisedEmbedder(SupervisedEngine):
             n_batch=self._rows,
             vocabulary_size=_COPIES * facts.vocabulary_size,
             cache_bytes=0,
-            threads=self._most_threads(),
+            threads=most_threads(self._settings.threads, self._cores),
         )
         self._check_fits(wanted)
 

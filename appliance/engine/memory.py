@@ -71,9 +71,8 @@ def cell_bytes(metadata: Mapping[str, object], architecture: str) -> int:
 def need(
     *, bytes_per_cell: int, kv_tokens: int, n_batch: int, vocabulary_size: int, cache_bytes: int, threads: int
 ) -> Need:
-    scratch = _PROCESS_BYTES + scratch_bytes(n_batch=n_batch, vocabulary_size=vocabulary_size, kv_tokens=kv_tokens)
-    scratch += threads * attention_bytes(kv_tokens=kv_tokens)
-    return Need(cells=bytes_per_cell * kv_tokens, scratch=scratch, prefixes=cache_bytes)
+    scratch = scratch_bytes(n_batch=n_batch, vocabulary_size=vocabulary_size, kv_tokens=kv_tokens, threads=threads)
+    return Need(cells=bytes_per_cell * kv_tokens, scratch=_PROCESS_BYTES + scratch, prefixes=cache_bytes)
 
 
 class JobMemory:
@@ -120,9 +119,10 @@ class JobMemory:
             )
 
 
-def scratch_bytes(*, n_batch: int, vocabulary_size: int, kv_tokens: int) -> int:
-    """Activations and logits of an evaluation of `n_batch` rows, and for each which of the cells it looks at."""
-    return n_batch * (4 * vocabulary_size + _MASK_BYTES * kv_tokens + _ROW_BYTES)
+def scratch_bytes(*, n_batch: int, vocabulary_size: int, kv_tokens: int, threads: int) -> int:
+    """Activations and logits of an evaluation of `n_batch` rows, which cells each looks at, and attention's own."""
+    rows = n_batch * (4 * vocabulary_size + _MASK_BYTES * kv_tokens + _ROW_BYTES)
+    return rows + threads * attention_bytes(kv_tokens=kv_tokens)
 
 
 def attention_bytes(*, kv_tokens: int) -> int:

@@ -119,6 +119,11 @@ class Threads:
     reason: str
 
 
+def most_threads(configured: int | Literal["auto"], cores: int) -> int:
+    """Those that are configured, or that a measurement at the start may choose."""
+    return cores if configured == "auto" else configured
+
+
 def thread_candidates(cores: int) -> list[int]:
     """1 to 4 one by one, then in steps that keep it short, and all cores but one, which is left to the API process.
 

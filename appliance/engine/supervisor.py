@@ -19,21 +19,12 @@ from appliance.engine.deaths import KernelChoice, WorkerDied
 from appliance.engine.draft import DraftWeights, read_draft
 from appliance.engine.embedding import EmbeddingEvent
 from appliance.engine.gguf import ModelFacts, read_facts
-from appliance.engine.memory import (
-    Need,
-    ReadText,
-    attention_bytes,
-    available_bytes,
-    check_fits,
-    need,
-    read_text,
-    scratch_bytes,
-)
+from appliance.engine.memory import Need, ReadText, available_bytes, check_fits, need, read_text, scratch_bytes
 from appliance.engine.messages import pack_exactness, pack_job, take, unpack_event
 from appliance.engine.pooling import resolve_pooling
 from appliance.engine.process import WorkerIdentity, WorkerProcess, WorkerStart
 from appliance.engine.sealed import SealedModel, seal_model
-from appliance.engine.settings import EngineSettings, check_lengths, resolve_cells
+from appliance.engine.settings import EngineSettings, check_lengths, most_threads, resolve_cells
 from appliance.engine.tensor_types import LLAMA_CPP, read_tensor_types, uncovered
 from appliance.engine.types import EngineEvent, EngineInfo, Finished, GenerationJob, LoadedModel
 from appliance.errors import ApplianceError, BadRequest, BootError, EngineFailed, TooLarge, Unavailable
@@ -306,27 +297,20 @@ class SupervisedEngine:
         return 0 if draft is None else min(self._context_length(), draft.training_context_length)
 
     def _check_memory(self, facts: ModelFacts) -> None:
-        settings = self._settings
+        settings, threads = self._settings, most_threads(self._settings.threads, self._cores)
         wanted = need(
             bytes_per_cell=facts.cell_bytes,
             kv_tokens=self._cells(),
             n_batch=settings.n_batch,
             vocabulary_size=facts.vocabulary_size,
             cache_bytes=settings.cache.limit_bytes if settings.cache.entries else 0,
-            threads=self._most_threads(),
+            threads=threads,
         )
-        draft = self._draft_facts
-        if draft is not None:
+        if (draft := self._draft_facts) is not None:
             held, words = self._draft_context(), draft.vocabulary_size
-            scratch = scratch_bytes(n_batch=settings.n_batch, vocabulary_size=words, kv_tokens=held)
-            scratch += self._most_threads() * attention_bytes(kv_tokens=held)
+            scratch = scratch_bytes(n_batch=settings.n_batch, vocabulary_size=words, kv_tokens=held, threads=threads)
             wanted = wanted.beside(cells=draft.cell_bytes * held, scratch=scratch)
         self._check_fits(wanted)
-
-    def _most_threads(self) -> int:
-        """Those that a measurement at the start may choose, or the configured ones."""
-        threads = self._settings.threads
-        return self._cores if threads == "auto" else threads
 
     def _check_fits(self, wanted: Need) -> None:
         check_fits(wanted.total, wanted.describe(), available_bytes(self._read))
