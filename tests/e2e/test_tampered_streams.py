@@ -23,7 +23,7 @@ from tests.e2e.programs import MODEL
 pytestmark = pytest.mark.model
 R = Rejection
 ASK: dict[str, Any] = {"model": MODEL, "max_tokens": 40, "temperature": 0, "stop": ["zzz"]}
-PROMPT = "Count from one to thirty in words."
+PROMPT = "Write a long story about a lighthouse."  # three checkpoints at least, in any arithmetic
 Blocks = list[bytes]
 
 
