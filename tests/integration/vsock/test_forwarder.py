@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import resource
@@ -264,6 +265,7 @@ def test_out_of_descriptors_is_survived(forward: StartForwarder, tmp_path: Path)
             early.sendall(b"a")
             assert early.recv(1) == b"a"
             late.settimeout(10)
+            gc.collect()  # what other tests left would free descriptors in between, and let `late` in halfway
             used = max(int(fd) for fd in os.listdir("/proc/self/fd"))
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(used, *limits), limits[1]))
             blockers = []
