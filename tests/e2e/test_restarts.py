@@ -19,6 +19,7 @@ from tests.e2e.programs import MODEL, Served, make_policy
 
 pytestmark = pytest.mark.model
 ASK: dict[str, Any] = {"model": MODEL, "max_tokens": 2}
+LONG = "Write a long story about a lighthouse."
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,8 @@ def test_a_second_connection_continues_the_first(glass: GlassAppliance, policy: 
     """The evidence of the first connection serves the second; the result says how old it is."""
     kept: list[VerifiedAnswer] = []
     with Appliance(glass.url, policy=policy, save=kept.append) as appliance:
-        stream = iter(appliance.stream("Hello", model=MODEL, max_tokens=40))
+        # Longer than one read takes: a stream that has ended would leave its connection to the next request.
+        stream = iter(appliance.stream(LONG, model=MODEL, max_tokens=200, temperature=0))
         next(stream)
         appliance.chat("Hello", **ASK)
         list(stream)
