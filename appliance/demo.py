@@ -150,7 +150,7 @@ class Demo:
 
 
 def _program(name: str) -> list[str]:
-    modules = {"appliance": "appliance", "appliance-client": "client_sdk.cli"}
+    modules = {"appliance": "appliance", "appliance-client": "client_sdk.cli.main"}
     return [sys.executable, "-m", modules[name]]
 
 

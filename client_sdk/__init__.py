@@ -9,12 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from client_sdk.answers import Answer as Answer
-    from client_sdk.answers import Pending as Pending
-    from client_sdk.answers import Verified as Verified
-    from client_sdk.client import Appliance as Appliance
-    from client_sdk.client import AsyncAppliance as AsyncAppliance
-    from client_sdk.embeddings import Embeddings as Embeddings
+    from client_sdk.appraisal.verifier import AttestationResult as AttestationResult
+    from client_sdk.client.answers import Answer as Answer
+    from client_sdk.client.answers import Pending as Pending
+    from client_sdk.client.answers import Verified as Verified
+    from client_sdk.client.client import Appliance as Appliance
+    from client_sdk.client.client import AsyncAppliance as AsyncAppliance
+    from client_sdk.client.embeddings import Embeddings as Embeddings
+    from client_sdk.client.tokens import Tokens as Tokens
     from client_sdk.errors import ApplianceError as ApplianceError
     from client_sdk.errors import AuthenticityError as AuthenticityError
     from client_sdk.errors import Check as Check
@@ -28,19 +30,17 @@ if TYPE_CHECKING:
     from client_sdk.errors import TransportError as TransportError
     from client_sdk.errors import UndecidedError as UndecidedError
     from client_sdk.errors import VerificationError as VerificationError
-    from client_sdk.policy import Policy as Policy
-    from client_sdk.policy import UnsafeAcceptInsecure as UnsafeAcceptInsecure
-    from client_sdk.receipts import VerifiedReceipt as VerifiedReceipt
-    from client_sdk.saved import SaveError as SaveError
-    from client_sdk.saved import VerifiedSavedAnswer as VerifiedSavedAnswer
-    from client_sdk.saved import verify_saved as verify_saved
-    from client_sdk.tokens import Tokens as Tokens
-    from client_sdk.verifier import AttestationResult as AttestationResult
+    from client_sdk.offline.saved import SaveError as SaveError
+    from client_sdk.offline.saved import VerifiedSavedAnswer as VerifiedSavedAnswer
+    from client_sdk.offline.saved import verify_saved as verify_saved
+    from client_sdk.policy.policy import Policy as Policy
+    from client_sdk.policy.policy import UnsafeAcceptInsecure as UnsafeAcceptInsecure
+    from client_sdk.receipts.verify import VerifiedReceipt as VerifiedReceipt
 
 _HOMES = {
-    "answers": ("Answer", "Pending", "Verified"),
-    "client": ("Appliance", "AsyncAppliance"),
-    "embeddings": ("Embeddings",),
+    "client.answers": ("Answer", "Pending", "Verified"),
+    "client.client": ("Appliance", "AsyncAppliance"),
+    "client.embeddings": ("Embeddings",),
     "errors": (
         "ApplianceError",
         "AuthenticityError",
@@ -58,9 +58,9 @@ _HOMES = {
     ),
     "policy": ("Policy", "UnsafeAcceptInsecure"),
     "receipts": ("VerifiedReceipt",),
-    "saved": ("SaveError", "VerifiedSavedAnswer", "verify_saved"),
-    "tokens": ("Tokens",),
-    "verifier": ("AttestationResult",),
+    "offline.saved": ("SaveError", "VerifiedSavedAnswer", "verify_saved"),
+    "client.tokens": ("Tokens",),
+    "appraisal.verifier": ("AttestationResult",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

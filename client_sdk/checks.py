@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NoReturn
 
 from client_sdk.errors import (
@@ -121,3 +122,15 @@ class CheckLog:
                 error.checks = self.checks
             raise
         self.passed(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownFact:
+    """One displayed fact. `trust` says who stands behind it; `bound_by` names what would bind it, where nothing was
+    verified.
+    """
+
+    name: str
+    value: str
+    trust: str
+    bound_by: str = ""

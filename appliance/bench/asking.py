@@ -14,10 +14,10 @@ from appliance.bench.scoring import Score, chosen, score_choice, score_text
 from appliance.bench.suite import Kind, Question, Suite
 from appliance.bench.workload import Workload, messages, parameters
 from client_sdk import AsyncAppliance
-from client_sdk.answer_streams import sdk_errors
-from client_sdk.answers import Pending, Verified, refusal
+from client_sdk.client.answers import Pending, Verified, refusal
+from client_sdk.client.streams import sdk_errors
 from client_sdk.errors import MalformedError, Rejection
-from client_sdk.receipts import VerifiedReceipt
+from client_sdk.receipts.verify import VerifiedReceipt
 
 Taken = tuple[Sample, VerifiedReceipt]
 _COMPLETIONS_ROUTE = "/v1/completions"

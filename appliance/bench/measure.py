@@ -21,7 +21,7 @@ from appliance.bench.workload import Workload, lane
 from appliance.config import Config
 from appliance.errors import BootError
 from client_sdk import AsyncAppliance, SdkError
-from client_sdk.receipts import VerifiedReceipt
+from client_sdk.receipts.verify import VerifiedReceipt
 
 Progress = Callable[[str], None]
 _WARM_UP_TOKENS = 8

@@ -127,7 +127,7 @@ class ServedConfig:
         served = [*interpreter(self._python), "-m", "appliance", "reference-values", "--config", str(self._file)]
         reference.write_text(self._run(served, self._environment()), "utf-8")
         choices = ["--from", str(reference), "-o", str(self.policy), "--unsafe-accept-insecure"]
-        self._run([sys.executable, "-m", "client_sdk.cli", "policy", "init", *choices], self._environ)
+        self._run([sys.executable, "-m", "client_sdk.cli.main", "policy", "init", *choices], self._environ)
 
     def _run(self, command: Sequence[str], environ: Mapping[str, str]) -> str:
         try:

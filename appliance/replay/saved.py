@@ -28,7 +28,7 @@ from client_sdk.wire.stream import StreamContext, decode_base64url, next_chain
 
 T = TypeVar("T")
 
-_FORMAT_VERSION: Final = 1  # of answer.json, as client_sdk/saved.py writes it
+_FORMAT_VERSION: Final = 1  # of answer.json, as client_sdk/offline/saved.py writes it
 _LIMIT_MANIFEST_BYTES: Final = 64 << 10
 _LIMIT_BODY_BYTES: Final = 64 << 20
 _IGNORED_COMMENTS: Final = (names.COMMENT_CHECKPOINT, names.COMMENT_PADDING)

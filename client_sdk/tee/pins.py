@@ -1,6 +1,6 @@
 """Readers for the tables of families in a policy: full-length pins, non-empty sets, bounded numbers, nothing guessed.
 
-Each takes its key out of the table, so that `reference_values.check_nothing_left` finds the unknown ones. `where` is
+Each takes its key out of the table, so that `tables.check_nothing_left` finds the unknown ones. `where` is
 the table's name in errors; all raise PolicyFileError naming the key.
 """
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from client_sdk.policy import Policy
+from client_sdk.policy.policy import Policy
 from image.boottest.errors import BootTestError
 from image.boottest.machine import Shape, boot
 from image.build import settings_disk
@@ -156,7 +156,17 @@ def make_policy(material: Material, log: Path, ak_pin: str) -> Policy:
     reference.write_text(predict.predict(plan.load(material.work / "plan.toml")).reference.to_toml(), encoding="utf-8")
     policy = material.work / "policy.toml"
     policy.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "client_sdk.cli", "policy", "init", "--from", str(reference), "-o", str(policy)]
+    command = [
+        sys.executable,
+        "-m",
+        "client_sdk.cli.main",
+        "policy",
+        "init",
+        "--from",
+        str(reference),
+        "-o",
+        str(policy),
+    ]
     done = subprocess.run(command, env=dict(material.environ), capture_output=True, text=True, check=False)
     if done.returncode != 0 or not policy.is_file():
         raise BootTestError(f"appliance-client policy init: {done.stderr.strip() or done.stdout.strip()}")

@@ -40,15 +40,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client_sdk.errors import PolicyFileError
-from client_sdk.reference_values import (
-    ReferenceValues,
-    check_nothing_left,
-    check_version,
-    parse_toml,
-    read_text,
-    take_table,
-    take_text,
-)
+from client_sdk.policy.reference_values import ReferenceValues
+from client_sdk.tables import check_nothing_left, check_version, parse_toml, read_text, take_table, take_text
 from client_sdk.tee import pins
 from image.measure.errors import MeasureError
 from image.measure.snp import MAX_VCPUS, VMMS, Machine

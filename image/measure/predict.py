@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from client_sdk.errors import PolicyFileError
-from client_sdk.policy import policy_from_reference
-from client_sdk.reference_values import ReferenceValues
+from client_sdk.policy.policy import policy_from_reference
+from client_sdk.policy.reference_values import ReferenceValues
 from client_sdk.tee import pins
 from image.measure import coverage, cpio, eif, eventlog, snp, tdvf, tdx, tpm, uki
 from image.measure.errors import MeasureError

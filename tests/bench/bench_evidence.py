@@ -17,9 +17,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from client_sdk.checks import CheckLog
-from client_sdk.foreign_files import FAMILY_NAMES, read_evidence
 from client_sdk.tee.evidence import ForeignBinding
 from client_sdk.tee.families import FAMILIES
+from client_sdk.tee.files import FAMILY_NAMES, read_evidence
 from tests.bench.harness import Figure, report
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors" / "tee"

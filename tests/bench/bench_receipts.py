@@ -26,8 +26,8 @@ from appliance.receipts.claims import Evaluation, InstanceFacts, Outcome, Record
 from appliance.receipts.issuer import ChainScope, Issuer
 from appliance.receipts.transcript import OutputTranscript, StreamTranscript, Subject, prompt_facts, request_facts
 from client_sdk import Appliance
-from client_sdk.receipts import verify_receipt
-from client_sdk.streams import StreamVerifier
+from client_sdk.receipts.stream import StreamVerifier
+from client_sdk.receipts.verify import verify_receipt
 from client_sdk.wire import names
 from client_sdk.wire.receipt import DeviceFacts, EngineFacts, ModelFacts
 from tests.bench.harness import COMPLETIONS, Figure, ServedAppliance, completion_request, pulled_model, report

@@ -201,7 +201,7 @@ def make_policy(folder: Path) -> Path:
             program, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment(), cwd=ROOT
         ).stdout
     )
-    made = [sys.executable, "-m", "client_sdk.cli", "policy", "init", "--unsafe-accept-insecure"]
+    made = [sys.executable, "-m", "client_sdk.cli.main", "policy", "init", "--unsafe-accept-insecure"]
     made += ["--from", str(reference), "-o", str(policy)]
     subprocess.run(made, check=True, env=environment(), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return policy

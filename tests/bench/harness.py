@@ -110,7 +110,7 @@ class ServedAppliance:
         reference = Path(self._folder.name, "reference.toml")
         chosen = ["reference-values", "--model", self.model, "--attester", "insecure"]
         appliance = [sys.executable, "-m", "appliance", *chosen]
-        client = [sys.executable, "-m", "client_sdk.cli", "policy", "init", "--unsafe-accept-insecure"]
+        client = [sys.executable, "-m", "client_sdk.cli.main", "policy", "init", "--unsafe-accept-insecure"]
         with reference.open("wb") as file:
             subprocess.run(appliance, check=True, stdout=file, stderr=subprocess.DEVNULL, env=environment(), cwd=ROOT)
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

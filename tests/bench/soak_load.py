@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from client_sdk import ApplianceError, AsyncAppliance
-from client_sdk.client import CHAT_ROUTE
+from client_sdk.client.client import CHAT_ROUTE
 from tests.e2e.programs import MODEL
 
 SENTENCE = "The keeper of the lighthouse wrote down the weather, the ships and the birds of every day. "

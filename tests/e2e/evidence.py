@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from client_sdk.judge import VerifiedAnswer
-from client_sdk.session import AttestationRecord
+from client_sdk.appraisal.session import AttestationRecord
+from client_sdk.transport.protocol import VerifiedAnswer
 from client_sdk.wire import digests
 from tests import cddl
 from tests import reference_decoder as reference

@@ -48,7 +48,7 @@ def run_program(
 
 def run_client(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """`appliance-client ARGUMENTS`."""
-    return run_program("client_sdk.cli", *arguments, **options)
+    return run_program("client_sdk.cli.main", *arguments, **options)
 
 
 def free_port() -> int:

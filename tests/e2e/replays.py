@@ -18,8 +18,8 @@ from appliance.replay import audit, saved
 from appliance.replay.means import Wanted, prepare
 from appliance.replay.verdict import CannotReproduce, Outcome, Verdict
 from client_sdk import Appliance, Policy
-from client_sdk.judge import VerifiedAnswer
-from client_sdk.saved import save_answer
+from client_sdk.offline.saved import save_answer
+from client_sdk.transport.protocol import VerifiedAnswer
 
 AROUND = audit.Around(monotonic=time.monotonic, random_bytes=os.urandom, progress=lambda _phase, _fraction: None)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from client_sdk import Policy, VerificationError
-from client_sdk.saved import verify_saved
+from client_sdk.offline.saved import verify_saved
 from tests.e2e.glass import GlassAppliance, Sent
 from tests.e2e.programs import MODEL, Served, free_port, outcome, run_client, run_program
 

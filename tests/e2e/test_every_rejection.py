@@ -15,15 +15,15 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from appliance.attestation.ra_tls import CertificateRotator, generate_tls_key
 from client_sdk.errors import MalformedError, Rejection
-from client_sdk.tls import check_certificate
+from client_sdk.transport.tls import check_certificate
 
 ROOT = Path(__file__).parents[2]
 R = Rejection
 
-VERIFIER = "tests/unit/client_sdk/test_verifier.py::test_one_fault_is_one_rejection"
-RECEIPTS = "tests/unit/client_sdk/test_receipts.py::test_one_fault_is_one_rejection"
-TRANSPORT = "tests/unit/client_sdk/test_transport.py"
-TLS = "tests/unit/client_sdk/test_tls.py::test_one_fault_is_one_rejection"
+VERIFIER = "tests/unit/client_sdk/appraisal/test_verifier.py::test_one_fault_is_one_rejection"
+RECEIPTS = "tests/unit/client_sdk/receipts/test_receipts.py::test_one_fault_is_one_rejection"
+TRANSPORT = "tests/unit/client_sdk/transport/test_transport.py"
+TLS = "tests/unit/client_sdk/transport/test_tls.py::test_one_fault_is_one_rejection"
 LIES = "tests/e2e/test_tampered_receipts.py::test_a_claim_changed_and_signed"
 RUBBISH = "tests/e2e/test_tampered_receipts.py::test_no_receipt_two_receipts_and_rubbish"
 STREAMS = "tests/e2e/test_tampered_streams.py::test_blocks_changed"
@@ -33,7 +33,7 @@ REDIRECTS = "tests/e2e/test_tampered_receipts.py::test_b056_no_redirect_is_follo
 SNP = "tests/e2e/test_sev_snp.py"
 TPM2 = "tests/e2e/test_tpm2.py"
 TEE = "tests/unit/client_sdk/tee"
-GPUS = "tests/unit/client_sdk/test_devices.py::test_one_fault_is_one_rejection"
+GPUS = "tests/unit/client_sdk/appraisal/test_devices.py::test_one_fault_is_one_rejection"
 SNP_PINS = f"{TEE}/test_snp_chain.py::test_b009_b032_what_the_policy_demands_and_is_different_is_refused"
 TDX_COLLATERAL = f"{TEE}/test_intel_simulated.py::test_collateral_that_does_not_speak_for_the_platform"
 NITRO = f"{TEE}/test_nitro.py::test_a_document_that_is_wrong_in_one_way_is_refused_for_it"
@@ -54,7 +54,9 @@ REACHED: dict[Rejection, tuple[str, ...]] = {
     ),
     R.MALFORMED_CERTIFICATE: ("tests/e2e/test_every_rejection.py::test_a_certificate_that_cannot_be_read",),
     R.MALFORMED_RECEIPT_CLAIMS: (RECEIPTS, LIES),
-    R.MALFORMED_CHECKPOINT: ("tests/unit/client_sdk/test_streams.py::test_a_signed_checkpoint_of_the_wrong_form",),
+    R.MALFORMED_CHECKPOINT: (
+        "tests/unit/client_sdk/receipts/test_streams.py::test_a_signed_checkpoint_of_the_wrong_form",
+    ),
     R.MALFORMED_STREAM: (STREAMS,),
     R.MALFORMED_RESPONSE: (RUBBISH, RECEIPTS),
     R.MALFORMED_SAVED_ANSWER: ("tests/e2e/test_command_line.py::test_a_saved_file_missing_or_empty",),
@@ -137,7 +139,7 @@ REACHED: dict[Rejection, tuple[str, ...]] = {
     R.RECEIPT_CHANNEL_MISMATCH: (LIES, "tests/e2e/test_tampered_receipts.py::test_the_receipt_of_another_connection"),
     R.RECEIPT_MODE_MISMATCH: (LIES,),
     R.RECEIPT_TIME: (LIES,),
-    R.RECEIPT_CHAIN_GAP: (LIES, "tests/unit/client_sdk/test_receipt_chain.py::test_a_gap_is_named"),
+    R.RECEIPT_CHAIN_GAP: (LIES, "tests/unit/client_sdk/receipts/test_receipt_chain.py::test_a_gap_is_named"),
     R.REQUEST_MISMATCH: (LIES,),
     R.RESPONSE_MISMATCH: (LIES, "tests/e2e/test_tampered_receipts.py::test_a_body_changed"),
     R.OUTPUT_MISMATCH: (LIES,),
@@ -168,7 +170,7 @@ def test_a_code_of_hardware_is_raised_by_hardware_families_alone(code: Rejection
     """Fetching endorsements belongs to the families: no answer of an appliance comes near it."""
     everywhere = [path for path in (ROOT / "client_sdk").rglob("*.py") if "tee" not in path.parts]
     naming = {path.name for path in everywhere if re.search(rf"\b{code.value}\b", path.read_text("utf-8"))}
-    assert naming <= {"errors.py", "checks.py", "endorsement_sources.py"}
+    assert naming <= {"errors.py", "checks.py", "fetch.py"}
 
 
 @pytest.mark.parametrize(("code", "node"), [(code, node) for code, nodes in REACHED.items() for node in nodes])

@@ -17,8 +17,8 @@ import pytest
 from OpenSSL import SSL
 
 from client_sdk import Appliance, ApplianceError, AsyncAppliance, Policy
-from client_sdk.judge import VerifiedAnswer
-from client_sdk.tls import make_client_context
+from client_sdk.transport.protocol import VerifiedAnswer
+from client_sdk.transport.tls import make_client_context
 from client_sdk.wire import cose, names
 from client_sdk.wire.receipt import ReceiptClaims
 from tests.e2e.evidence import Collected, check_answer, check_receipt

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from client_sdk import Policy
-from client_sdk.saved import verify_saved
+from client_sdk.offline.saved import verify_saved
 from tests.e2e.programs import MODEL, Served, environment
 
 pytestmark = pytest.mark.model

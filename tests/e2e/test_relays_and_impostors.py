@@ -16,7 +16,7 @@ from OpenSSL import SSL
 
 from appliance.attestation.ra_tls import CertificateRotator, generate_tls_key
 from client_sdk import Appliance, Policy, PolicyFileError, Rejection, VerificationError
-from client_sdk.tls import make_client_context
+from client_sdk.transport.tls import make_client_context
 from client_sdk.wire import names
 from tests.e2e.glass import GlassAppliance
 from tests.e2e.programs import MODEL, Served, outcome, run_client

@@ -14,7 +14,7 @@ import pytest
 
 from appliance.replay.verdict import Outcome, Reason, Verdict
 from client_sdk import Appliance, Policy
-from client_sdk.saved import save_answer
+from client_sdk.offline.saved import save_answer
 from tests import minilm
 from tests.e2e.programs import MODEL, Served, make_policy, run_program
 from tests.e2e.replays import Asked, ask_together, replay_one, replay_together, wanted

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from client_sdk import Appliance, AsyncAppliance, Policy, Rejection, VerificationError
-from client_sdk.saved import verify_saved
+from client_sdk.offline.saved import verify_saved
 from client_sdk.wire import cose, digests, names
 from tests.e2e.evidence import Collected
 from tests.e2e.glass import GlassAppliance, Sent

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from client_sdk import Appliance, ApplianceError, AsyncAppliance, Policy, Rejection, TransportError, VerificationError
-from client_sdk.judge import VerifiedAnswer
+from client_sdk.transport.protocol import VerifiedAnswer
 from client_sdk.wire import names
 from tests.e2e.glass import GlassAppliance
 from tests.e2e.programs import MODEL, Served, make_policy

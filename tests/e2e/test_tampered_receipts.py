@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from client_sdk import Appliance, Policy, Rejection, VerificationError
-from client_sdk.judge import VerifiedAnswer
-from client_sdk.receipts import verify_receipt
+from client_sdk.receipts.verify import verify_receipt
+from client_sdk.transport.protocol import VerifiedAnswer
 from client_sdk.wire import cbor, cose, names
 from client_sdk.wire.stream import encode_base64url
 from tests.e2e.glass import GlassAppliance, Sent

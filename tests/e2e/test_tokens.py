@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from client_sdk import Appliance, ApplianceError, AsyncAppliance, Policy, Rejection, VerificationError
-from client_sdk.answers import chat_body
-from client_sdk.receipts import VerifiedReceipt
-from client_sdk.saved import verify_saved
+from client_sdk.client.answers import chat_body
+from client_sdk.offline.saved import verify_saved
+from client_sdk.receipts.verify import VerifiedReceipt
 from tests.e2e.glass import GlassAppliance
 from tests.e2e.programs import MODEL, Served
 from tests.e2e.test_responses import resigned

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from client_sdk import Appliance, Policy, Rejection, VerificationError
-from client_sdk.session import AttestationRecord
-from client_sdk.verifier import AttestationResult, appraise
+from client_sdk.appraisal.session import AttestationRecord
+from client_sdk.appraisal.verifier import AttestationResult, appraise
 from client_sdk.wire import cbor, digests
 from client_sdk.wire.attestation import AttestationBundle
 from tests.e2e.evidence import Collected

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from client_sdk.air import AirPolicy, AirRejected, verify_air
 from client_sdk.checks import CheckLog
 from client_sdk.errors import PolicyFileError, SdkError
-from client_sdk.foreign import ForeignPolicy
-from client_sdk.foreign_files import read_evidence
-from client_sdk.policy import Policy
+from client_sdk.offline.air import AirPolicy, AirRejected, verify_air
+from client_sdk.offline.evidence import ForeignPolicy
+from client_sdk.policy.policy import Policy
 from client_sdk.tee import x509
 from client_sdk.tee.certificate import carriers
 from client_sdk.tee.endorsements import recognise
+from client_sdk.tee.files import read_evidence
 from client_sdk.tee.insecure.abi import parse_item
 from client_sdk.wire import foreign_cbor
 from client_sdk.wire.attestation import AttestationBundle

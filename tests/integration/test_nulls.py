@@ -12,9 +12,9 @@ from appliance import decoding
 from appliance.api.dialects import ChatDialect, CompletionDialect
 from appliance.api.schema import ChatCompletionRequest, CompletionRequest
 from appliance.receipts.transcript import Subject
-from client_sdk import answer_checks
 from client_sdk.checks import CheckLog
 from client_sdk.errors import Rejection, VerificationError
+from client_sdk.receipts import comparisons
 
 SUBJECT = Subject(cti=bytes(16), salt=bytes(range(32)), iat=1, eat_nonce=None, attestation=None, channel=None)
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -32,7 +32,7 @@ def effective(request: Mapping[str, Any]) -> Mapping[str, object]:
     call = dialect.parse(json.dumps(request).encode())
     sampling = decoding.resolve(call, drawn_seed=7, deterministic=False)
     stated = decoding.claim(SUBJECT, call, sampling, sampling.max_tokens or 100)
-    answer_checks.parameters(CheckLog(), request, stated, SUBJECT.salt)
+    comparisons.parameters(CheckLog(), request, stated, SUBJECT.salt)
     return stated
 
 
@@ -49,7 +49,7 @@ def test_null_is_absent_in_completions(field: str) -> None:
 @pytest.mark.parametrize("field", [{}, {"echo": None}, {"echo": False}])
 def test_an_echo_that_nobody_asked_for_is_rejected_however_nobody_did(field: dict[str, Any]) -> None:
     with pytest.raises(VerificationError) as caught:
-        answer_checks.parameters(CheckLog(), {**TEXT, **field}, {**effective(TEXT), "echo": True}, SUBJECT.salt)
+        comparisons.parameters(CheckLog(), {**TEXT, **field}, {**effective(TEXT), "echo": True}, SUBJECT.salt)
     assert caught.value.code == Rejection.PARAMETER_MISMATCH
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from client_sdk.policy import Policy, UnsafeAcceptInsecure
-from client_sdk.receipts import VerifiedReceipt, verify_receipt
-from client_sdk.streams import StreamVerifier
-from client_sdk.verifier import AttestationResult, appraise
+from client_sdk.appraisal.verifier import AttestationResult, appraise
+from client_sdk.policy.policy import Policy, UnsafeAcceptInsecure
+from client_sdk.receipts.stream import StreamVerifier
+from client_sdk.receipts.verify import VerifiedReceipt, verify_receipt
 from tests.simulators.insecure_appliance import (
     NOW,
     Answer,

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from client_sdk.errors import UndecidedError, VerificationError
-from client_sdk.foreign import FAMILY_CHOICES, ForeignFiles, ForeignPolicy, judge
+from client_sdk.offline.evidence import FAMILY_CHOICES, ForeignFiles, ForeignPolicy, judge
 from client_sdk.tee.evidence import ForeignBinding
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors" / "tee"

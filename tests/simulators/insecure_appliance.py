@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from client_sdk.receipts import Exchange
+from client_sdk.appraisal.verifier import ChannelFacts
+from client_sdk.receipts.verify import Exchange
 from client_sdk.tee.insecure import abi
-from client_sdk.verifier import ChannelFacts
 from client_sdk.wire import cbor, cose, digests, names
 from client_sdk.wire.attestation import AttestationBundle, AttestationClaims, ChannelProof, EvidenceItem
 from client_sdk.wire.receipt import (

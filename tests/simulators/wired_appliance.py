@@ -19,8 +19,8 @@ from typing import Any
 from OpenSSL import SSL
 
 from appliance.attestation.ra_tls import CertificateRotator
-from client_sdk.receipts import Exchange
-from client_sdk.verifier import ChannelFacts
+from client_sdk.appraisal.verifier import ChannelFacts
+from client_sdk.receipts.verify import Exchange
 from client_sdk.wire import digests, names
 from client_sdk.wire.attestation import AttestationRequest
 from client_sdk.wire.stream import encode_base64url

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from appliance.attestation.ra_tls import generate_tls_key
 from client_sdk import Appliance, ApplianceError, AsyncAppliance, Policy, Rejection, TransportError, VerificationError
-from client_sdk.verifier import ChannelFacts, appraise
-from client_sdk.vsock import Connector, parse_appliance_address
+from client_sdk.appraisal.verifier import ChannelFacts, appraise
+from client_sdk.transport.addresses import Connector, parse_appliance_address
 from client_sdk.wire import names
 from client_sdk.wire.attestation import AttestationBundle, AttestationClaims, AttestationRequest
 from tests.e2e.programs import SLOW, run_client, run_program

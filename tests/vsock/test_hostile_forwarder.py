@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from client_sdk import Appliance, Policy, SdkError, VerificationError
-from client_sdk.vsock import parse_appliance_address
+from client_sdk.transport.addresses import parse_appliance_address
 from tests.e2e.programs import SLOW
 from tests.vsock.conftest import IN_GUEST, MODEL, Place, Program, serve_arguments
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from client_sdk.errors import PolicyFileError
-from client_sdk.reference_values import check_nothing_left
+from client_sdk.tables import check_nothing_left
 
 DEFAULT_MAX_EVIDENCE_AGE_S = 86_400
 _LONGEST_S = 100 * 366 * 86_400

@@ -8,7 +8,7 @@ from typing import Literal
 
 from client_sdk.checks import CheckLog
 from client_sdk.errors import PolicyFileError, Rejection
-from client_sdk.reference_values import check_nothing_left
+from client_sdk.tables import check_nothing_left
 from client_sdk.tee import pins
 from client_sdk.tee.evidence import AuthenticEvidence
 from client_sdk.tee.nvidia.abi import DIGEST_BYTES, MODES

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from client_sdk.errors import PolicyFileError
-from client_sdk.reference_values import check_nothing_left
+from client_sdk.tables import check_nothing_left
 from client_sdk.tee import pins
 from client_sdk.tee.snp import abi
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from client_sdk.errors import PolicyFileError
-from client_sdk.reference_values import check_nothing_left
+from client_sdk.tables import check_nothing_left
 from client_sdk.tee import pins
 from client_sdk.tee.dcap.status import StatusPolicy, take_status_policy
 from client_sdk.tee.tdx.abi import MR_BYTES

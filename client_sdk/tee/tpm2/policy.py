@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from client_sdk.errors import PolicyFileError
-from client_sdk.reference_values import check_nothing_left
+from client_sdk.tables import check_nothing_left
 from client_sdk.tee import pins
 
 PCR_BYTES = 32  # the SHA-256 bank is the only one that policies pin

@@ -19,7 +19,7 @@ from OpenSSL import SSL
 
 from appliance.attestation.ra_tls import generate_tls_key, issue_certificate, make_server_context
 from client_sdk.errors import AuthenticityError, MalformedError, Rejection, TransportError
-from client_sdk.network import AsyncAttestingBackend, AttestingBackend, apost_over_stream, post_over_stream
+from client_sdk.transport.backend import AsyncAttestingBackend, AttestingBackend, apost_over_stream, post_over_stream
 
 OPTIONS = {"content_type": "application/cbor", "timeout_s": 3, "limit_bytes": 1 << 16}
 BARE = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -18,7 +18,7 @@ from appliance.identity import make_keys
 from appliance.receipts import air as issuing
 from appliance.receipts.air import AirIssuer, AirRecord
 from appliance.receipts.transcript import Subject
-from client_sdk.air import AirPolicy, verify_air
+from client_sdk.offline.air import AirPolicy, verify_air
 from client_sdk.wire.attestation import EvidenceItem
 from client_sdk.wire.receipt import ModelFacts
 from client_sdk.wire.stream import decode_base64url

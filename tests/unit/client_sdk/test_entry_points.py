@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from client_sdk import Appliance, AsyncAppliance, Policy, Rejection, UnsafeAcceptInsecure, VerificationError
-from client_sdk.cli import run
-from client_sdk.judge import VerifiedAnswer
-from client_sdk.saved import save_answer, verify_saved
+from client_sdk.cli.main import run
+from client_sdk.offline.saved import save_answer, verify_saved
+from client_sdk.transport.protocol import VerifiedAnswer
 from tests.simulators.insecure_appliance import MODEL
 from tests.simulators.wired_appliance import WiredAppliance
 

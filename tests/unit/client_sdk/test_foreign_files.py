@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client_sdk.errors import SdkError
-from client_sdk.foreign import FAMILY_CHOICES, ForeignFiles, ForeignPolicy, judge
-from client_sdk.foreign_files import FAMILY_NAMES, read_evidence
+from client_sdk.offline.evidence import FAMILY_CHOICES, ForeignFiles, ForeignPolicy, judge
 from client_sdk.tee import der
 from client_sdk.tee.azure import abi as azure
 from client_sdk.tee.endorsements import merge, recognise, stapled
 from client_sdk.tee.evidence import Endorsements, ForeignBinding
+from client_sdk.tee.files import FAMILY_NAMES, read_evidence
 from client_sdk.tee.tpm2 import abi as tpm2
 from client_sdk.wire.attestation import EvidenceItem
 from client_sdk.wire.errors import WireError

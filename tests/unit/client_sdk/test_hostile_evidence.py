@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from client_sdk.errors import Rejection
-from client_sdk.foreign import ForeignPolicy
+from client_sdk.offline.evidence import ForeignPolicy
 from tests.simulators.hostile import GENUINE, POLICY, outcome, read
 
 ROOT = Path(__file__).parents[3]

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from client_sdk.checks import CheckLog
-from client_sdk.cli import run as client
+from client_sdk.cli.main import run as client
 from client_sdk.errors import PolicyError
-from client_sdk.policy import policy_from_reference
-from client_sdk.reference_values import ReferenceValues
+from client_sdk.policy.policy import policy_from_reference
+from client_sdk.policy.reference_values import ReferenceValues
 from client_sdk.tee.evidence import Endorsements
 from client_sdk.tee.tpm2.policy import Tpm2Policy
 from client_sdk.tee.tpm2.verify import parse_evidence

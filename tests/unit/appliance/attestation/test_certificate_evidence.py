@@ -22,7 +22,7 @@ from appliance.errors import AttestationUnavailable, BootError
 from appliance.identity import InstanceKeys, make_keys
 from client_sdk.checks import CheckLog
 from client_sdk.errors import Rejection, VerificationError
-from client_sdk.policy import parse_families
+from client_sdk.policy.policy import parse_families
 from client_sdk.tee.certificate.verify import AttestedCertificate, Question, verify_certificate
 from client_sdk.tee.evidence import Endorsements, ForeignBinding, ParsedEvidence, SessionBinding
 from client_sdk.tee.nitro.verify import parse_evidence as parse_nitro
@@ -30,7 +30,7 @@ from client_sdk.tee.snp.verify import parse_evidence as parse_snp
 from client_sdk.tee.tdx.verify import parse_evidence as parse_tdx
 from client_sdk.tee.tpm2.verify import parse_evidence as parse_tpm2
 from client_sdk.tee.x509 import parse_certificates
-from client_sdk.tls import check_certificate
+from client_sdk.transport.tls import check_certificate
 from client_sdk.wire import digests
 from client_sdk.wire.attestation import EvidenceItem
 from tests.simulators import amd, intel, nitro, software_tpm

@@ -18,13 +18,13 @@ from appliance.attestation.responder import Responder, Statement
 from appliance.config import AttestationConfig
 from appliance.errors import AttestationUnavailable, BootError
 from appliance.identity import make_keys
+from client_sdk.appraisal.verifier import appraise
 from client_sdk.checks import CheckLog
 from client_sdk.errors import Rejection, VerificationError
-from client_sdk.policy import Policy
+from client_sdk.policy.policy import Policy
 from client_sdk.tee.evidence import Endorsements, SessionBinding
 from client_sdk.tee.nvidia.policy import parse_policy
 from client_sdk.tee.nvidia.verify import parse_evidence
-from client_sdk.verifier import appraise
 from client_sdk.wire import digests
 from client_sdk.wire.attestation import AttestationBundle, AttestationRequest, EvidenceItem
 from tests.simulators.nvidia import NOW, Maker

@@ -255,7 +255,7 @@ def test_what_is_measured_differs_only_where_it_must() -> None:
 def test_serving_loads_nothing_of_the_benchmark_and_nothing_of_the_client() -> None:
     code = (
         "import sys\nimport appliance.main, appliance.boot, appliance.serve\n"
-        "late = ('appliance.bench', 'client_sdk.client', 'matplotlib')\n"
+        "late = ('appliance.bench', 'client_sdk.client.client', 'matplotlib')\n"
         "print([name for name in sys.modules if name.startswith(late)])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

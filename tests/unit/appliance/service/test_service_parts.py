@@ -14,10 +14,10 @@ import pytest
 from appliance.engine.fake import FakeScript
 from appliance.engine.reasoning import Tags
 from appliance.engine.types import ChatFormat
-from client_sdk import answer_checks
-from client_sdk.answer_content import ROUTE_CHAT, AnswerContent, DeltaCollector, read_whole
 from client_sdk.checks import CheckLog
 from client_sdk.errors import VerificationError
+from client_sdk.receipts import comparisons
+from client_sdk.routes.chat import ROUTE_CHAT, AnswerContent, DeltaCollector, read_whole
 from client_sdk.wire.receipt import ReceiptClaims
 from client_sdk.wire.tools import HERMES, CallSyntax
 from tests import reference_decoder as reference
@@ -44,8 +44,8 @@ def judged(one: Rig, wire: Wire, content: AnswerContent) -> ReceiptClaims:
     request = json.loads(wire.request)
     log, salt = CheckLog(), one.salt(one.receipts[-1])
     assert claims.decoding is not None
-    answer_checks.parameters(log, request, claims.decoding, salt)
-    answer_checks.output(log, claims, content, request, salt)
+    comparisons.parameters(log, request, claims.decoding, salt)
+    comparisons.output(log, claims, content, request, salt)
     return claims
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from client_sdk import answer_checks, answer_routes
-from client_sdk.answer_content import AnswerContent
-from client_sdk.answer_responses import ROUTE_RESPONSES, ResponseCollector, read_response
 from client_sdk.checks import CheckLog
+from client_sdk.receipts import comparisons
+from client_sdk.routes import table
+from client_sdk.routes.chat import AnswerContent
+from client_sdk.routes.responses import ROUTE_RESPONSES, ResponseCollector, read_response
 from client_sdk.wire import responses
 from client_sdk.wire.receipt import ReceiptClaims
 from tests import reference_decoder as reference
@@ -28,13 +29,13 @@ def judged(one: Rig, wire: Wire, content: AnswerContent) -> ReceiptClaims:
     """Raises VerificationError where the client would."""
     payload, _ = reference.read_sign1(one.receipts[-1], "receipt", one.cose_key)
     claims = ReceiptClaims.parse(payload)
-    request = answer_routes.read_request(ROUTE_RESPONSES, wire.request)
+    request = table.read_request(ROUTE_RESPONSES, wire.request)
     log, salt = CheckLog(), one.salt(one.receipts[-1])
     assert claims.decoding is not None
     assert request is not None
-    answer_checks.parameters(log, request, claims.decoding, salt)
-    answer_checks.output(log, claims, content, request, salt)
-    assert content.stated == answer_routes.stated(ROUTE_RESPONSES, wire.request, claims.decoding)
+    comparisons.parameters(log, request, claims.decoding, salt)
+    comparisons.output(log, claims, content, request, salt)
+    assert content.stated == table.stated(ROUTE_RESPONSES, wire.request, claims.decoding)
     return claims
 
 

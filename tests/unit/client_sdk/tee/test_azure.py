@@ -9,7 +9,7 @@ import pytest
 
 from client_sdk.checks import CheckLog
 from client_sdk.errors import PolicyFileError, Rejection, UndecidedError, VerificationError
-from client_sdk.policy import Policy
+from client_sdk.policy.policy import Policy
 from client_sdk.tee.azure import abi
 from client_sdk.tee.azure.policy import AzurePolicy, parse_policy
 from client_sdk.tee.azure.verify import AuthenticAzure, parse_evidence

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from client_sdk.checks import CheckLog
 from client_sdk.errors import PolicyFileError, UndecidedError, VerificationError
-from client_sdk.policy import parse_families
+from client_sdk.policy.policy import parse_families
 from client_sdk.tee import x509
 from client_sdk.tee.certificate import carriers, formats
 from client_sdk.tee.certificate.policy import CertificatePolicy, parse_policy

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from client_sdk.errors import PolicyFileError
-from client_sdk.policy import Policy
+from client_sdk.policy.policy import Policy
 from client_sdk.tee.families import FAMILIES
 
 MR = "4d" * 48

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from client_sdk.errors import PolicyFileError, UndecidedError
-from client_sdk.policy import Policy
+from client_sdk.policy.policy import Policy
 from client_sdk.tee.families import FAMILIES
 from client_sdk.tee.nvidia import abi, foreign
 from client_sdk.tee.nvidia.policy import NvidiaPolicy, parse_policy

@@ -12,7 +12,7 @@ import pytest
 
 from client_sdk.checks import CheckLog
 from client_sdk.errors import Rejection, UndecidedError, VerificationError
-from client_sdk.foreign import ForeignFiles, ForeignPolicy, judge
+from client_sdk.offline.evidence import ForeignFiles, ForeignPolicy, judge
 from client_sdk.tee.endorsements import recognise
 from client_sdk.tee.evidence import Endorsements, ForeignBinding
 from client_sdk.tee.nvidia import abi, foreign, nras, rim, verify

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from client_sdk.errors import PolicyFileError
-from client_sdk.policy import Policy
+from client_sdk.policy.policy import Policy
 from client_sdk.tee.families import FAMILIES
 
 DOCS = Path(__file__).parents[4] / "docs" / "families"

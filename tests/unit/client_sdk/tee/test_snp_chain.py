@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from client_sdk.checks import CheckLog
 from client_sdk.errors import AuthenticityError, PolicyFileError, Rejection, UndecidedError, VerificationError
-from client_sdk.policy import Policy
+from client_sdk.policy.policy import Policy
 from client_sdk.tee import x509
 from client_sdk.tee.endorsements import merge, recognise
 from client_sdk.tee.evidence import SessionBinding
