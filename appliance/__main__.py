@@ -1,5 +1,5 @@
 """`python -m appliance`"""
 
-from appliance.main import main
+from appliance.cli.main import main
 
 main()

@@ -20,7 +20,7 @@ FUNCTION_LINES_AT_MOST = 60
 PARAMETERS_AT_MOST = 6
 
 # The demo and the benchmark play both sides; everything else of the appliance knows the wire format alone.
-PLAYS_BOTH_SIDES = {"appliance.demo", "appliance.bench.asking", "appliance.bench.measure"}
+PLAYS_BOTH_SIDES = {"appliance.cli.demo", "appliance.bench.asking", "appliance.bench.measure"}
 OF_THE_SDK = re.compile(r"client_sdk\.wire(\.\w+)*|client_sdk\.tee\.\w+\.abi")
 
 # Put together from pieces, so that this file does not hold what it looks for.

@@ -13,9 +13,7 @@ from starlette.types import Receive, Scope, Send
 from appliance.api import openapi
 from appliance.api.http_exchange import HttpExchange
 from appliance.api.routes import DIALECTS
-from appliance.attestation.connection import ChannelState
 from appliance.attestation.responder import Responder
-from appliance.embeddings import VectorDialect
 from appliance.errors import (
     ApplianceError,
     BadRequest,
@@ -25,10 +23,12 @@ from appliance.errors import (
     TooLarge,
     Unauthorized,
 )
-from appliance.exchange import Dialect
+from appliance.inference.embedding import VectorDialect
+from appliance.inference.request import Dialect
+from appliance.inference.service import Service
 from appliance.keys import KeyRing
+from appliance.listener.connection import ChannelState
 from appliance.receipts.issuer import ChainScope
-from appliance.service import Service
 from client_sdk.wire import cose, names
 from client_sdk.wire.attestation import AttestationRequest
 from client_sdk.wire.errors import WireError

@@ -1,4 +1,4 @@
-"""From OpenAI's messages to those of the engine. How the model's template takes them: `appliance.fitting`."""
+"""From OpenAI's messages to those of the engine. `inference.chat_format` gives them to the template."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from appliance.api import conversation, logprobs, structured
 from appliance.api.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse
-from appliance.engine.tools import CallDelta
+from appliance.engine.chat.tools import CallDelta
 from appliance.engine.types import InfillPrompt, PromptInput, TokenPrompt
 from appliance.errors import ApplianceError, BadRequest
-from appliance.exchange import Call, Choice, Heading, Piece, Usage, Wanted
+from appliance.inference.request import Call, Choice, Heading, Piece, Usage, Wanted
 from client_sdk.wire.stream import encode_base64url
 
 OBFUSCATION_BYTES = 128

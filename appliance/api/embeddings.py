@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from appliance.api.schema import Closed, PromptText, PromptTokens, parse
-from appliance.embeddings import VectorCall
-from appliance.engine.embedding import MAX_INPUTS, TextInput
+from appliance.engine.embedding.jobs import MAX_INPUTS, TextInput
 from appliance.engine.types import TokenPrompt
 from appliance.errors import ApplianceError
-from appliance.exchange import Heading
+from appliance.inference.embedding import VectorCall
+from appliance.inference.request import Heading
 from client_sdk.wire.embedding import NUMBER_BYTES
 
 _PREFIX = "embd-"

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from starlette.types import Receive, Scope, Send
 
-from appliance.attestation.connection import ChannelState
 from appliance.attestation.responder import InForce
 from appliance.errors import BadRequest, TooLarge, UnsupportedMediaType
-from appliance.interrupts import ClientGone
+from appliance.inference.event_reader import ClientGone
+from appliance.listener.connection import ChannelState
 from appliance.receipts.issuer import ChainScope
 from client_sdk.wire import names
 
@@ -19,7 +19,7 @@ _SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
 class HttpExchange:
-    """Implements `appliance.exchange.Exchange`. `received` holds every body byte read so far, `complete` says all."""
+    """An `inference.request.Exchange`. `received` holds every body byte read so far, `complete` says all."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, *, chain_scope: ChainScope, max_body_bytes: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from appliance.engine.types import TokenLogprob
-from appliance.exchange import Piece
+from appliance.inference.request import Piece
 
 
 def chat(pieces: Iterable[Piece]) -> dict[str, object]:

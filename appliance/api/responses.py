@@ -16,7 +16,7 @@ from appliance.api.responses_events import Events, output_items
 from appliance.api.responses_schema import ResponsesRequest, check_items
 from appliance.api.schema import ChatCompletionRequest, as_sent, parse, validated
 from appliance.errors import ApplianceError, BadRequest
-from appliance.exchange import Call, Choice, Heading, Piece, Usage
+from appliance.inference.request import Call, Choice, Heading, Piece, Usage
 from client_sdk.wire import responses as wire
 
 PREFIX = "resp_"

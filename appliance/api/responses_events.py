@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from appliance.api.dialects import call_id, json_bytes, obfuscated
-from appliance.engine.tools import CallDelta
-from appliance.exchange import Choice, Heading, Piece
+from appliance.engine.chat.tools import CallDelta
+from appliance.inference.request import Choice, Heading, Piece
 from client_sdk.wire import responses as wire
 
 

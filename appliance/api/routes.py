@@ -9,8 +9,8 @@ from appliance.api.dialects import ChatDialect, CompletionDialect
 from appliance.api.embeddings import EmbeddingDialect
 from appliance.api.responses import ResponsesDialect
 from appliance.api.tokens import DetokenizeDialect, TokenizeDialect
-from appliance.embeddings import VectorDialect
-from appliance.exchange import Dialect
+from appliance.inference.embedding import VectorDialect
+from appliance.inference.request import Dialect
 
 DIALECTS: Final[Mapping[str, Callable[[], Dialect | VectorDialect]]] = {
     "/v1/chat/completions": ChatDialect,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from appliance.api.schema import ChatCompletionRequest, ResponseFormat, Tool, ToolChoice, as_sent, encodable
-from appliance.engine import json_schema
-from appliance.engine import tools as engine_tools
+from appliance.engine.chat import json_schema
+from appliance.engine.chat import tools as engine_tools
 from appliance.errors import BadRequest
-from appliance.exchange import CallRules, Shape
+from appliance.inference.request import CallRules, Shape
 
 _SHOWN_KEYWORD_CHARS = 64
 

@@ -28,7 +28,7 @@ from appliance.api.schema import (
 )
 from appliance.engine.types import PromptInput, PromptReady, TokenPrompt
 from appliance.errors import ApplianceError, BadRequest
-from appliance.exchange import Call, Choice, Heading, Piece, Usage, Wanted
+from appliance.inference.request import Call, Choice, Heading, Piece, Usage, Wanted
 
 _ModelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 _NOTHING = Wanted(max_tokens=0, seed=0)

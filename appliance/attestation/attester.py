@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from appliance.config import AttestationConfig
+from appliance.config.settings import AttestationConfig
 from appliance.errors import BootError
 from client_sdk.wire import digests
 from client_sdk.wire.attestation import EvidenceItem
@@ -111,7 +111,7 @@ class Family:
 
 
 def _create_insecure(_config: AttestationConfig, random_bytes: Callable[[int], bytes]) -> Attester:
-    from appliance.attestation.insecure import InsecureAttester
+    from appliance.attestation.families.insecure import InsecureAttester
 
     return InsecureAttester(random_bytes(32))
 
@@ -120,11 +120,11 @@ def _of_module(name: str, *, automatic: bool = True) -> Family:
     """A family whose module below this package has `missing` and `create`; it is imported when it is asked."""
 
     def missing(config: AttestationConfig) -> str | None:
-        found: str | None = importlib.import_module(f"{__package__}.{name}").missing(config)
+        found: str | None = importlib.import_module(f"{__package__}.families.{name}").missing(config)
         return found
 
     def create(config: AttestationConfig, random_bytes: Callable[[int], bytes]) -> Attester:
-        attester: Attester = importlib.import_module(f"{__package__}.{name}").create(config, random_bytes)
+        attester: Attester = importlib.import_module(f"{__package__}.families.{name}").create(config, random_bytes)
         return attester
 
     return Family(missing=missing, create=create, automatic=automatic)
@@ -141,7 +141,7 @@ ATTESTERS: Mapping[str, Family] = {
 
 
 def _create_nvidia() -> DeviceAttester:
-    from appliance.attestation import nvidia
+    from appliance.attestation.families import nvidia
 
     return nvidia.create()
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from appliance.attestation.attester import Attester, Binding
-from appliance.attestation.ra_tls import CertificateExtension
 from appliance.errors import AttestationUnavailable, BootError
+from appliance.listener.certificates import CertificateExtension
 from client_sdk.wire import cbor, digests
 from client_sdk.wire.names import CMW_IND_EVIDENCE, HASH_SHA256, MEDIA_TYPE_PREFIX, OID_CCC, OID_CMW, TAG_CCC
 

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from appliance.attestation.attester import Attester, Binding, Collected, DeviceAttester
-from appliance.attestation.connection import ChannelState, peer_key
 from appliance.attestation.limiter import QuoteLimiter
 from appliance.errors import AttestationUnavailable
+from appliance.listener.connection import ChannelState, peer_key
 from client_sdk.wire import cose, digests, names
 from client_sdk.wire.attestation import (
     AttestationBundle,

@@ -18,7 +18,7 @@ from appliance.bench.same_model import check_same_weights
 from appliance.bench.served import ServedConfig
 from appliance.bench.suite import Suite
 from appliance.bench.workload import Workload, lane
-from appliance.config import Config
+from appliance.config.settings import Config
 from appliance.errors import BootError
 from client_sdk import AsyncAppliance, SdkError
 from client_sdk.receipts.verify import VerifiedReceipt

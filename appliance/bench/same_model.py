@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from appliance.bench.runs import Arm, Run
-from appliance.config import Config
+from appliance.config.settings import Config
 from appliance.errors import BootError
 from appliance.models.store import ModelStore
 

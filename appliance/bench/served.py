@@ -16,9 +16,9 @@ from types import TracebackType
 
 import httpx
 
-from appliance import toml_text
 from appliance.bench.runs import Footprint
-from appliance.config import Config, ModelConfig
+from appliance.config import toml as toml_text
+from appliance.config.settings import Config, ModelConfig
 from appliance.errors import BootError
 
 _START_LIMIT_S = 300.0

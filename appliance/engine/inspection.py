@@ -6,7 +6,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 
-from appliance.engine.deaths import describe_death, processor_name
+from appliance.engine.host.deaths import describe_death, processor_name
 
 _MODULE = "appliance.engine.llama_cpp.proof"
 _LIMIT_S = 60.0

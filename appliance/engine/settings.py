@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from appliance.engine.draft import DraftWeights
-from appliance.engine.prefix_cache import CacheLimits
+from appliance.engine.generation.draft import DraftWeights
+from appliance.engine.generation.prefix_cache import CacheLimits
 from appliance.errors import BootError
 
 

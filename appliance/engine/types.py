@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from appliance.engine.batch import EXACT, Exactness
-from appliance.engine.reasoning import Tags
+from appliance.engine.chat.reasoning import Tags
 from client_sdk.wire import cbor, digests
 from client_sdk.wire.tools import CallSyntax
 

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance import facts as appliance_facts
 from appliance.api.routes import DIALECTS
-from appliance.engine.supervisor import SupervisedEngine
+from appliance.boot import identities as appliance_facts
+from appliance.engine.host.supervisor import SupervisedEngine
 from appliance.engine.types import EngineInfo
 from appliance.errors import BootError
 from appliance.receipts.claims import Served

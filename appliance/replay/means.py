@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from appliance import facts
-from appliance.config import Config, ModelConfig
-from appliance.engine.embedding_supervisor import SupervisedEmbedder
-from appliance.engine.gguf import read_facts
-from appliance.engine.supervisor import SupervisedEngine
+from appliance.boot import identities
+from appliance.config.settings import Config, ModelConfig
+from appliance.engine.embedding.supervisor import SupervisedEmbedder
+from appliance.engine.host.supervisor import SupervisedEngine
+from appliance.engine.weights.gguf import read_facts
 from appliance.errors import BootError
 from appliance.models.manifest import InstalledModel
 from appliance.models.store import ModelStore
@@ -63,11 +63,11 @@ class Prepared:
     def means(self, claimed: ModelFacts, execution: Mapping[str, object]) -> Means:
         """What to answer with. Raises CannotReproduce where what was loaded is not what the receipt names."""
         engine = self.engine
-        found = facts.model_facts(claimed.name, engine.model)
+        found = identities.model_facts(claimed.name, engine.model)
         check_same_model(claimed, found.weights, found.tokenizer, found.chat_template)
         _check_chat_format(execution, engine.model.chat.digest)
         return Means(
-            served=Served(model=found, engine=facts.engine_facts(engine.info)),
+            served=Served(model=found, engine=identities.engine_facts(engine.info)),
             engine=engine,
             embedder=engine if isinstance(engine, SupervisedEmbedder) else None,
             deterministic=self.deterministic,
@@ -88,13 +88,13 @@ def prepare(saved: SavedAnswer, wanted: Wanted) -> Prepared:
     config, model = _configured(saved, wanted)
     installed = _with_template(installed, wanted, model)
     with _engine_errors():
-        template = facts.chat_template_of(model, installed)
+        template = identities.chat_template_of(model, installed)
         with installed.paths[0].open("rb") as file:
             own = read_facts(file.fileno(), chat_template=template)
         check_same_model(
             claims.model, ((installed.size, installed.sha256),), own.tokenizer_digest, own.chat_template_digest
         )
-        engine = facts.engine_of(config, model, installed, wanted.python)
+        engine = identities.engine_of(config, model, installed, wanted.python)
     return Prepared(engine=engine, deterministic=_deterministic(claims, wanted))
 
 

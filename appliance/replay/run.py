@@ -14,13 +14,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from appliance.api.routes import DIALECTS
 from appliance.engine.base import Engine, Progress
-from appliance.engine.embedding import Embedder
+from appliance.engine.embedding.jobs import Embedder
 from appliance.engine.types import Delta, EngineEvent, EngineInfo, GenerationJob, LoadedModel, PromptReady
+from appliance.inference.service import Drawn, ServedModel, Service, ServiceLimits, Surroundings
 from appliance.metrics import Metrics
 from appliance.receipts.claims import InstanceFacts, Served
 from appliance.receipts.issuer import ChainScope, Issuer
 from appliance.replay.saved import SavedAnswer
-from appliance.service import Drawn, ServedModel, Service, ServiceLimits, Surroundings
 from client_sdk.wire import cose, names
 from client_sdk.wire.receipt import ReceiptClaims
 

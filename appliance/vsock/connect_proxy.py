@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Final
 
-from appliance.addresses import TcpAddress, parse_address
+from appliance.config.addresses import TcpAddress, parse_address
 from appliance.errors import BootError
 from appliance.vsock.connector import connect
 from appliance.vsock.forwarder import Reached

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any
 
-from appliance.addresses import Address, HybridAddress, TcpAddress, UnixAddress, VsockAddress
+from appliance.config.addresses import Address, HybridAddress, TcpAddress, UnixAddress, VsockAddress
 from appliance.vsock.hybrid import choose_port
 
 

@@ -31,10 +31,10 @@ _LIBRARIES: Final = "usr/lib/x86_64-linux-gnu"
 _MERGED: Final = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
 _FOLDERS: Final = ("dev", "proc", "run", "sys", "tmp", "srv/models", "etc/appliance", "var/lib")
 _RUN: Final = (
-    "appliance.main",
-    "appliance.boot",
-    "appliance.serve",
-    "appliance.engine.worker",
+    "appliance.cli.main",
+    "appliance.boot.boot",
+    "appliance.boot.serve",
+    "appliance.engine.generation.worker",
     "appliance.attestation.attester",
     "image.init.__main__",
     "tpm2_pytss",

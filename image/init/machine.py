@@ -48,7 +48,9 @@ SYSCTLS: Final = (
 )
 NODES: Final = ("tpm0", "tpmrm0", "sev-guest", "tdx_guest", "nsm", "vsock")
 _TSM_REPORTS: Final = Path("/sys/kernel/config/tsm/report")
-_TSM_ENTRY: Final = "attested-inference"  # the name that the appliance looks for (appliance/attestation/tsm.py)
+_TSM_ENTRY: Final = (
+    "attested-inference"  # the name that the appliance looks for (appliance/attestation/families/tsm.py)
+)
 
 
 def prepare() -> None:

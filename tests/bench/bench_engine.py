@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from appliance.engine.host.supervisor import SupervisedEngine
 from appliance.engine.settings import EngineSettings
-from appliance.engine.supervisor import SupervisedEngine
 from appliance.engine.types import Delta, GenerationJob, SamplingParams
 from tests.bench.harness import PROMPT, BareLoop, Figure, pulled_model, report
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from appliance.engine.draft import DraftWeights
+from appliance.engine.generation.draft import DraftWeights
+from appliance.engine.host.supervisor import SupervisedEngine
 from appliance.engine.settings import EngineSettings, SpeculationSettings
-from appliance.engine.supervisor import SupervisedEngine
 from appliance.engine.types import Delta, Finished, GenerationJob, SamplingParams
 from tests.bench.harness import Figure, cpu_s, pulled_model, report
 

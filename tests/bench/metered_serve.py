@@ -18,8 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from appliance import answer
-from appliance import main as appliance
+from appliance.cli import main as appliance
+from appliance.inference import answer
 from appliance.receipts import issuer, transcript
 
 

@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from appliance import config as configuration
-from appliance.attestation.listener import ServerHandle, serve
-from appliance.boot import Appliance, Host, boot, choose_attester
+from appliance.boot.boot import Appliance, Host, boot, choose_attester
+from appliance.config import settings as configuration
+from appliance.inference.service import Surroundings
+from appliance.listener.uvicorn_server import ServerHandle, serve
 from appliance.models.store import ModelStore, default_store_root
-from appliance.service import Surroundings
 from client_sdk.wire import cbor, cose, names
 from client_sdk.wire.stream import comment, decode_base64url, encode_base64url
 

@@ -16,7 +16,7 @@ from appliance.bench.measure import Plan, measure
 from appliance.bench.runs import Arm, Order
 from appliance.bench.suite import load_suite
 from appliance.bench.workload import Workload
-from appliance.config import Config, load
+from appliance.config.settings import Config, load
 from appliance.errors import BootError
 from tests.e2e.programs import MODEL, environment, run_program
 

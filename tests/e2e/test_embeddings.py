@@ -13,7 +13,7 @@ import numpy as np
 import openai
 import pytest
 
-from appliance.config import ModelConfig
+from appliance.config.settings import ModelConfig
 from client_sdk import Appliance as Client
 from client_sdk import ApplianceError, AsyncAppliance, Policy, Rejection, VerificationError, verify_saved
 from client_sdk.errors import RequestError

@@ -13,7 +13,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from appliance.attestation.ra_tls import CertificateRotator, generate_tls_key
+from appliance.listener.certificates import CertificateRotator, generate_tls_key
 from client_sdk.errors import MalformedError, Rejection
 from client_sdk.transport.tls import check_certificate
 

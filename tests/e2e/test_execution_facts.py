@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from appliance import decoding
 from appliance.api.schema import MAX_CHOICES
+from appliance.inference import sampling
 from client_sdk import Appliance, Policy
 from client_sdk.wire.receipt import MAX_EXECUTION_FACTS
 from tests.e2e.glass import GlassAppliance
@@ -30,6 +30,6 @@ def test_the_facts_of_eight_choices_fit_a_receipt(glass: GlassAppliance, policy:
     execution = answer.receipt.claims.execution
     assert execution is not None
     names = {name.rpartition("/")[0] or name for name in execution}
-    assert len(names) <= decoding.FACTS_PER_CHOICE
+    assert len(names) <= sampling.FACTS_PER_CHOICE
     assert len(names) * MAX_CHOICES <= MAX_EXECUTION_FACTS, "even if all of them differed"
     assert len(answer.texts) == MAX_CHOICES

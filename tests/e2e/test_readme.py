@@ -123,7 +123,7 @@ def test_the_python_blocks(server: Served, desk: Path, number: int) -> None:
 
 def test_the_demo(tmp_path: Path) -> None:
     """What `make demo` runs: an honest answer accepted, a tampered one rejected, and only then 0."""
-    result = run_program("appliance.demo", cwd=tmp_path)
+    result = run_program("appliance.cli.demo", cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.index("ACCEPT OK") < result.stdout.index("REJECT STREAM_CHAIN_MISMATCH")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from OpenSSL import SSL
 
-from appliance.attestation.ra_tls import CertificateRotator, generate_tls_key
+from appliance.listener.certificates import CertificateRotator, generate_tls_key
 from client_sdk import Appliance, Policy, PolicyFileError, Rejection, VerificationError
 from client_sdk.transport.tls import make_client_context
 from client_sdk.wire import names

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from appliance.engine.base import Engine
-from appliance.engine.embedding import Vector
+from appliance.engine.embedding.jobs import Vector
 from appliance.engine.types import ChatMessage, Delta, EngineEvent, Finished, GenerationJob, PromptReady
+from appliance.inference.service import ServedModel
 from appliance.replay.verdict import Difference, Outcome, Reason, Verdict
-from appliance.service import ServedModel
 from client_sdk import Appliance, Policy, verify_saved
 from client_sdk.wire import cose, names
 from tests import minilm

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from appliance.addresses import TcpAddress, parse_address
-from appliance.attestation import amd_kds, snp
 from appliance.attestation import attester as attesters
-from appliance.attestation.endorsing import EndorsedAttester, EndorsementKeeper
+from appliance.attestation.endorsements import amd_kds
+from appliance.attestation.endorsements.fetch import Fetcher
+from appliance.attestation.endorsements.keeper import EndorsedAttester, EndorsementKeeper
+from appliance.attestation.families import snp
+from appliance.config.addresses import TcpAddress, parse_address
 from appliance.vsock.connect_proxy import ConnectProxy
-from appliance.vsock.fetch import Fetcher
 from client_sdk import Appliance, AsyncAppliance, Policy, Rejection, UndecidedError, VerificationError
 from client_sdk.checks import CheckLog
 from client_sdk.tee import families

@@ -13,7 +13,7 @@ import pytest
 
 from appliance.engine.base import Engine
 from appliance.engine.types import EngineEvent, GenerationJob
-from appliance.service import ServedModel
+from appliance.inference.service import ServedModel
 from client_sdk import Appliance, Policy, Rejection, VerificationError
 from client_sdk.wire import cbor, cose, names
 from client_sdk.wire.stream import comment, decode_base64url

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from appliance.engine.prefix_cache import CacheLimits
+from appliance.engine.generation.prefix_cache import CacheLimits
+from appliance.engine.host.supervisor import SupervisedEngine
 from appliance.engine.settings import EngineSettings, SpeculationSettings
-from appliance.engine.supervisor import SupervisedEngine
 from appliance.engine.types import Delta, Finished, GenerationJob, PromptReady, SamplingParams
 from appliance.errors import BootError
 

@@ -12,10 +12,10 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import pytest_asyncio
 
-from appliance.engine.reasoning import ReasoningText, Tags
+from appliance.engine.chat.reasoning import ReasoningText, Tags
+from appliance.engine.chat.tools import Tool, ToolText, after_reasoning, grammar
+from appliance.engine.host.supervisor import SupervisedEngine
 from appliance.engine.settings import EngineSettings
-from appliance.engine.supervisor import SupervisedEngine
-from appliance.engine.tools import Tool, ToolText, after_reasoning, grammar
 from appliance.engine.types import ChatFormat, ChatMessage, Delta, Finished, GenerationJob, SamplingParams
 from client_sdk.wire.tools import HERMES, CallSyntax
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from appliance.engine.deaths import WorkerDied, processor_name
-from appliance.engine.embedding_supervisor import SupervisedEmbedder
+from appliance.engine.embedding.supervisor import SupervisedEmbedder
+from appliance.engine.host.deaths import WorkerDied, processor_name
+from appliance.engine.host.supervisor import SupervisedEngine
 from appliance.engine.settings import EngineSettings, RestartPolicy
-from appliance.engine.supervisor import SupervisedEngine
 from appliance.engine.types import ChatMessage, GenerationJob, SamplingParams
 from appliance.errors import BootError, EngineFailed
 from tests import minilm

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from appliance.config import ModelConfig
-from appliance.engine.draft import DraftWeights
-from appliance.engine.prefix_cache import CacheLimits
+from appliance.boot.identities import draft_of
+from appliance.config.settings import ModelConfig
+from appliance.engine.generation.draft import DraftWeights
+from appliance.engine.generation.prefix_cache import CacheLimits
+from appliance.engine.host.supervisor import SupervisedEngine
 from appliance.engine.settings import EngineSettings, SpeculationSettings
-from appliance.engine.supervisor import SupervisedEngine
 from appliance.errors import BootError
-from appliance.facts import draft_of
 from appliance.models.manifest import ModelFacts as Promise
 from appliance.models.store import ModelStore
 from tests.draft_model import write_draft

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from appliance.engine.embedding import (
+from appliance.engine.embedding.jobs import (
     EmbeddingJob,
     InputsReady,
     TextInput,
     Vector,
 )
-from appliance.engine.embedding_scheduler import normalized
-from appliance.engine.embedding_supervisor import SupervisedEmbedder
+from appliance.engine.embedding.scheduler import normalized
+from appliance.engine.embedding.supervisor import SupervisedEmbedder
 from appliance.engine.llama_cpp.embedding import EmbeddingOptions, EmbeddingRuntime
 from appliance.engine.settings import EngineSettings, RestartPolicy
 from appliance.engine.types import Finished, GenerationJob, SamplingParams, TokenPrompt
@@ -297,7 +297,7 @@ async def test_a_model_that_nothing_says_how_to_pool_is_refused(minilm_originals
 async def test_what_does_not_fit_into_memory_is_refused_with_its_numbers(
     minilm_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("appliance.engine.supervisor.available_bytes", lambda _read: 100 << 20)
+    monkeypatch.setattr("appliance.engine.host.supervisor.available_bytes", lambda _read: 100 << 20)
     with pytest.raises(BootError, match=r"not enough memory: .* MiB, and 100 MiB are available"):
         await SupervisedEmbedder(settings(minilm_gguf)).start(lambda *_: None)
 

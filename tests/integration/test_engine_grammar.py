@@ -13,8 +13,8 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from appliance.engine import json_schema
 from appliance.engine.batch import Segment
+from appliance.engine.chat import json_schema
 from appliance.engine.llama_cpp.runtime import LlamaRuntime, RuntimeOptions
 from appliance.engine.types import SamplingParams
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from appliance.engine.host.supervisor import SupervisedEngine
 from appliance.engine.settings import EngineSettings
-from appliance.engine.supervisor import SupervisedEngine
 from appliance.engine.types import (
     Begun,
     ChatMessage,

@@ -20,7 +20,7 @@ pytest.importorskip("llama_cpp")
 import llama_cpp
 
 from appliance.engine import inspection
-from appliance.engine.deaths import processor_name
+from appliance.engine.host.deaths import processor_name
 from appliance.engine.llama_cpp import libraries
 from tests.integration.test_engine_deaths import Dying, dying
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from appliance.engine.batch import Exactness
+from appliance.engine.host.supervisor import SupervisedEngine
 from appliance.engine.llama_cpp.runtime import LlamaRuntime, RuntimeOptions
 from appliance.engine.phases import PHASES
 from appliance.engine.settings import EngineSettings, SpeculationSettings
-from appliance.engine.supervisor import SupervisedEngine
 from tests.integration.test_engine_batching import COPY, OFF, Answer, ask, settings_for
 from tests.recurrent_model import write_recurrent
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from appliance.engine.host.supervisor import SupervisedEngine
 from appliance.engine.settings import EngineSettings
-from appliance.engine.supervisor import SupervisedEngine
 from appliance.engine.types import (
     ChatMessage,
     Delta,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from appliance.engine.host.supervisor import SupervisedEngine
 from appliance.engine.settings import EngineSettings, RestartPolicy
-from appliance.engine.supervisor import SupervisedEngine
 from appliance.engine.types import ChatMessage, Delta, EngineEvent, GenerationJob, SamplingParams
 from appliance.errors import EngineFailed, Unavailable
 
@@ -199,7 +199,7 @@ async def test_the_worker_dies_with_its_supervisor(smollm2: Path) -> None:
         import asyncio, os, sys
         from pathlib import Path
         from appliance.engine.settings import EngineSettings
-        from appliance.engine.supervisor import SupervisedEngine
+        from appliance.engine.host.supervisor import SupervisedEngine
 
         async def main():
             settings = EngineSettings(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from appliance import decoding
 from appliance.api.dialects import ChatDialect, CompletionDialect
 from appliance.api.schema import ChatCompletionRequest, CompletionRequest
+from appliance.inference import sampling as decoding
 from appliance.receipts.transcript import Subject
 from client_sdk.checks import CheckLog
 from client_sdk.errors import Rejection, VerificationError

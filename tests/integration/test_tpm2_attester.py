@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from appliance.attestation import tpm2
 from appliance.attestation.attester import Binding, Measured, choose
-from appliance.attestation.tpm2 import Tpm2Attester, Tpm2Settings
-from appliance.config import AttestationConfig
+from appliance.attestation.families import tpm2
+from appliance.attestation.families.tpm2 import Tpm2Attester, Tpm2Settings
+from appliance.config.settings import AttestationConfig
 from appliance.errors import AttestationUnavailable, BootError
 from client_sdk.checks import CheckLog
 from client_sdk.errors import VerificationError

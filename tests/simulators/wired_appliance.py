@@ -18,7 +18,7 @@ from typing import Any
 
 from OpenSSL import SSL
 
-from appliance.attestation.ra_tls import CertificateRotator
+from appliance.listener.certificates import CertificateRotator
 from client_sdk.appraisal.verifier import ChannelFacts
 from client_sdk.receipts.verify import Exchange
 from client_sdk.wire import digests, names

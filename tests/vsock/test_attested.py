@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from appliance.attestation.ra_tls import generate_tls_key
+from appliance.listener.certificates import generate_tls_key
 from client_sdk import Appliance, ApplianceError, AsyncAppliance, Policy, Rejection, TransportError, VerificationError
 from client_sdk.appraisal.verifier import ChannelFacts, appraise
 from client_sdk.transport.addresses import Connector, parse_appliance_address

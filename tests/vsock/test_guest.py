@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from appliance.vsock.listener import local_cid
+from appliance.listener.sockets import local_cid
 from client_sdk import Appliance, Policy, TransportError
 from tests.e2e.programs import SLOW, free_port, make_policy, run_program, wait_for
 from tests.vsock.conftest import IN_GUEST, SETTINGS, Place, Program, serve_arguments

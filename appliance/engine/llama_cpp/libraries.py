@@ -11,9 +11,9 @@ from typing import Any
 
 import llama_cpp
 
-from appliance.engine.deaths import Build, processor_name
+from appliance.engine.host.deaths import Build, processor_name
 from appliance.engine.settings import VARIANTS
-from appliance.engine.tensor_types import LLAMA_CPP
+from appliance.engine.weights.tensor_types import LLAMA_CPP
 
 PROOF = "attested-proof.json"
 """Beside the libraries, written by scripts/engine_wheel.py."""

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from appliance.engine.batch import Exactness, Segment
+from appliance.engine.generation.speculation import GuessCosts
 from appliance.engine.llama_cpp.allowance import Allowance
 from appliance.engine.llama_cpp.runtime import LlamaRuntime
 from appliance.engine.settings import SMALL_STEP
-from appliance.engine.speculation import GuessCosts
 
 # Tokens of the prompt.
 _SHORT, _MIDDLE = 32, 48

@@ -19,21 +19,21 @@ from fastapi import FastAPI
 
 from appliance.api.app import build_app, build_metrics_app
 from appliance.attestation.attester import Attester
-from appliance.attestation.connection import ConnectionLimits
-from appliance.attestation.insecure import InsecureAttester
+from appliance.attestation.families.insecure import InsecureAttester
 from appliance.attestation.limiter import QuoteLimiter
-from appliance.attestation.listener import ServerHandle, serve
-from appliance.attestation.ra_tls import CertificateRotator
 from appliance.attestation.responder import Responder, Statement
-from appliance.attestation.tls_server import make_protocol_class
-from appliance.engine.fake import FakeEngine, FakeScript
-from appliance.facts import device_facts, engine_facts, model_facts
-from appliance.identity import make_keys
+from appliance.boot.identities import device_facts, engine_facts, model_facts
+from appliance.boot.instance_keys import make_keys
+from appliance.engine.generation.fake import FakeEngine, FakeScript
+from appliance.inference.service import ServedModel, Service, ServiceLimits, Surroundings
 from appliance.keys import KeyEntry, KeyRing, new_key
+from appliance.listener.certificates import CertificateRotator
+from appliance.listener.connection import ConnectionLimits
+from appliance.listener.tls_server import make_protocol_class
+from appliance.listener.uvicorn_server import ServerHandle, serve
 from appliance.metrics import Metrics
 from appliance.receipts.claims import InstanceFacts, Served
 from appliance.receipts.issuer import Issuer
-from appliance.service import ServedModel, Service, ServiceLimits, Surroundings
 from client_sdk.wire import cbor
 from tests import cddl
 from tests import reference_decoder as reference

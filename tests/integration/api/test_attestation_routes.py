@@ -10,7 +10,7 @@ import time
 import pytest
 
 from appliance.attestation.attester import Binding, Collected
-from appliance.attestation.insecure import InsecureAttester
+from appliance.attestation.families.insecure import InsecureAttester
 from appliance.errors import AttestationUnavailable
 from client_sdk.wire import cbor
 from tests import reference_decoder as reference

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from appliance.engine.fake import FakeEngine, FakeScript
+from appliance.engine.generation.fake import FakeEngine, FakeScript
 from appliance.engine.types import EngineEvent, GenerationJob
 from tests import reference_decoder as reference
 from tests.integration.api.conftest import Client, Reply, StartApi, chat

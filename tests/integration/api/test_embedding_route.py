@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from appliance.engine.embedding_fake import EmbeddingScript, FakeEmbedder
+from appliance.engine.embedding.fake import EmbeddingScript, FakeEmbedder
 from tests.integration.api.conftest import Running, StartApi
 
 ROUTE = "/v1/embeddings"

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from appliance.engine.fake import FakeScript
+from appliance.engine.generation.fake import FakeScript
 from tests import cddl
 from tests import reference_decoder as reference
 from tests.integration.api.conftest import Running, StartApi, chat

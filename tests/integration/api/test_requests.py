@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from appliance.engine.fake import FakeScript
+from appliance.engine.generation.fake import FakeScript
 from tests.integration.api.conftest import Client, Running, StartApi, chat
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

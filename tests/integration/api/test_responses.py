@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from appliance.engine.fake import FakeScript
+from appliance.engine.generation.fake import FakeScript
 from tests.integration.api.conftest import Client, Reply, Running, StartApi
 
 RESPONSES, TOKENIZE, DETOKENIZE = "/v1/responses", "/v1/tokenize", "/v1/detokenize"

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from OpenSSL import SSL
 
-from appliance.attestation.connection import ChannelState, ConnectionLimits, ConnectionStats
-from appliance.attestation.listener import ServerHandle, serve
-from appliance.attestation.ra_tls import CertificateRotator, generate_tls_key
-from appliance.attestation.tls_server import make_protocol_class
+from appliance.listener.certificates import CertificateRotator, generate_tls_key
+from appliance.listener.connection import ChannelState, ConnectionLimits, ConnectionStats
+from appliance.listener.tls_server import make_protocol_class
+from appliance.listener.uvicorn_server import ServerHandle, serve
 
 BLOCK = bytes(range(256)) * 256
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from OpenSSL import SSL
 
-from appliance.attestation.ra_tls import generate_tls_key, issue_certificate, make_server_context
+from appliance.listener.certificates import generate_tls_key, issue_certificate, make_server_context
 from client_sdk.errors import AuthenticityError, MalformedError, Rejection, TransportError
 from client_sdk.transport.backend import AsyncAttestingBackend, AttestingBackend, apost_over_stream, post_over_stream
 

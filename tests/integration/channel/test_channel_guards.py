@@ -12,7 +12,7 @@ import time
 import pytest
 from OpenSSL import SSL
 
-from appliance.attestation.connection import ConnectionLimits
+from appliance.listener.connection import ConnectionLimits
 
 QUICK = ConnectionLimits(handshake_s=0.4, head_s=0.4, body_idle_s=0.4, keep_alive_s=0.6, write_stall_s=1.0)
 

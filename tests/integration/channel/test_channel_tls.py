@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from OpenSSL import SSL
 
-from appliance.attestation.connection import ConnectionLimits
+from appliance.listener.connection import ConnectionLimits
 
 GET = b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from appliance.addresses import Address, parse_address
+from appliance.config.addresses import Address, parse_address
+from appliance.listener.sockets import BoundSocket, bind_all
 from appliance.vsock.connector import connect
 from appliance.vsock.forwarder import Forwarder, ForwardLimits, ForwardStats, Reached
-from appliance.vsock.listener import BoundSocket, bind_all
 
 
 @dataclass

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from appliance.addresses import TcpAddress, parse_address
+from appliance.attestation.endorsements.fetch import Fetcher, FetchFailed
+from appliance.config.addresses import TcpAddress, parse_address
 from appliance.vsock.connect_proxy import ConnectProxy
-from appliance.vsock.fetch import Fetcher, FetchFailed
 from tests.integration.vsock.conftest import Peer, Running, StartForwarder, echo, rest
 
 DOCUMENT = b"an endorsement " * 1000

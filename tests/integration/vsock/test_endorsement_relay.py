@@ -23,20 +23,21 @@ from urllib.parse import quote as percent_encoded
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from appliance import boot, endorsement_relay
-from appliance import config as configuration
-from appliance.addresses import TcpAddress, parse_address
-from appliance.attestation import amd_kds, intel_pcs
 from appliance.attestation import attester as attesters
 from appliance.attestation.attester import Attester, Binding, Collected, Family
-from appliance.attestation.endorsing import EndorsedAttester, EndorsementKeeper, Patience
-from appliance.attestation.insecure import InsecureAttester
-from appliance.attestation.snp import SnpAttester
-from appliance.attestation.tdx import TdxAttester
-from appliance.attestation.tsm import TsmReport
-from appliance.service import Surroundings
+from appliance.attestation.endorsements import amd_kds, intel_pcs
+from appliance.attestation.endorsements import relay as endorsement_relay
+from appliance.attestation.endorsements.fetch import Fetcher
+from appliance.attestation.endorsements.keeper import EndorsedAttester, EndorsementKeeper, Patience
+from appliance.attestation.families.insecure import InsecureAttester
+from appliance.attestation.families.snp import SnpAttester
+from appliance.attestation.families.tdx import TdxAttester
+from appliance.attestation.families.tsm import TsmReport
+from appliance.boot import boot
+from appliance.config import settings as configuration
+from appliance.config.addresses import TcpAddress, parse_address
+from appliance.inference.service import Surroundings
 from appliance.vsock.connect_proxy import ConnectProxy
-from appliance.vsock.fetch import Fetcher
 from client_sdk.checks import CheckLog
 from client_sdk.errors import AuthenticityError, Rejection, UndecidedError
 from client_sdk.tee.dcap import abi as dcap

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.addresses import UnixAddress
+from appliance.config.addresses import UnixAddress
 from tests.integration.vsock.conftest import Peer, StartForwarder, echo, rest
 from tests.simulators.hybrid_muxer import HybridMuxer
 

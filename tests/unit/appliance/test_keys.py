@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from appliance.cli_keys import keys as keys_command
+from appliance.cli.keys import keys as keys_command
 from appliance.errors import Forbidden, Unauthorized, Unavailable
 from appliance.keys import SCOPES, Identity, KeyEntry, KeyFile, KeyFileError, KeyRing, UnknownKey, new_key
 
@@ -224,7 +224,7 @@ def test_bad_labels_scopes_and_expiries_are_refused(draw: Draws) -> None:
 
 def test_concurrent_tools_lose_no_key(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    code = "from appliance.cli_keys import keys; keys()"
+    code = "from appliance.cli.keys import keys; keys()"
     tools = [
         subprocess.Popen(
             [sys.executable, "-c", code, "--file", str(path), "new"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance import config as configuration
-from appliance.addresses import TcpAddress, VsockAddress, parse_address
-from appliance.attestation import tsm
+from appliance.attestation.families import tsm
+from appliance.config import settings as configuration
+from appliance.config.addresses import TcpAddress, VsockAddress, parse_address
 from appliance.keys import SCOPES, KeyRing
 from image.init import cmdline, dhcp, disks, machine, service, settings
 from image.init.cmdline import Options
@@ -377,7 +377,7 @@ def test_what_the_service_prints_is_not_what_the_console_shows() -> None:
 
 
 def test_the_lines_that_init_looks_for_are_those_that_the_appliance_prints() -> None:
-    text = (Path(__file__).parents[3] / "appliance/main.py").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "appliance/cli/main.py").read_text(encoding="utf-8")
     assert f'f"{service.READY.decode()}{{names}} on ' in text
     assert f'click.echo(f"{service.REFUSAL.decode()}{{error}}", err=True)' in text
 

@@ -13,7 +13,7 @@ from appliance.api.dialects import ChatDialect, CompletionDialect
 from appliance.api.schema import MAX_CHOICES, MAX_SEED, ChatCompletionRequest, CompletionRequest, parse
 from appliance.engine.types import TokenLogprob
 from appliance.errors import BadRequest
-from appliance.exchange import Call, Choice, Dialect, Heading, Piece, Usage
+from appliance.inference.request import Call, Choice, Dialect, Heading, Piece, Usage
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
 JSON = st.recursive(

@@ -6,13 +6,13 @@ import hashlib
 
 import pytest
 
-from appliance import boot
 from appliance.attestation import attester
 from appliance.attestation.attester import ATTESTERS, Binding, Collected, Family, choose
-from appliance.attestation.insecure import InsecureAttester
-from appliance.config import AttestationConfig, load
+from appliance.attestation.families.insecure import InsecureAttester
+from appliance.boot import boot
+from appliance.config.settings import AttestationConfig, load
 from appliance.errors import AttestationUnavailable, BootError
-from appliance.service import Surroundings
+from appliance.inference.service import Surroundings
 from client_sdk.wire.names import MODE_INSECURE
 from tests import cddl
 from tests import reference_decoder as reference

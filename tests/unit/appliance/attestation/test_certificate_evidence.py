@@ -12,14 +12,14 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from appliance.attestation.attester import Attester, Binding, Collected
 from appliance.attestation.certificate_evidence import LIMIT_EXTENSION_BYTES, make_extension
-from appliance.attestation.insecure import InsecureAttester
-from appliance.attestation.nitro import NitroAttester
-from appliance.attestation.ra_tls import CertificateRotator
-from appliance.attestation.snp import SnpAttester
-from appliance.attestation.tdx import TdxAttester
-from appliance.attestation.tsm import TsmReport
+from appliance.attestation.families.insecure import InsecureAttester
+from appliance.attestation.families.nitro import NitroAttester
+from appliance.attestation.families.snp import SnpAttester
+from appliance.attestation.families.tdx import TdxAttester
+from appliance.attestation.families.tsm import TsmReport
+from appliance.boot.instance_keys import InstanceKeys, make_keys
 from appliance.errors import AttestationUnavailable, BootError
-from appliance.identity import InstanceKeys, make_keys
+from appliance.listener.certificates import CertificateRotator
 from client_sdk.checks import CheckLog
 from client_sdk.errors import Rejection, VerificationError
 from client_sdk.policy.policy import parse_families

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from appliance.attestation.connection import peer_key
 from appliance.attestation.limiter import MAX_PEERS, SHARES, QuoteLimiter
 from appliance.errors import AttestationUnavailable
+from appliance.listener.connection import peer_key
 
 
 class Clock:

@@ -11,12 +11,12 @@ import pytest
 
 from appliance.attestation import responder as module
 from appliance.attestation.attester import Attester, Binding, Collected, DeviceAttester
-from appliance.attestation.connection import ChannelState
-from appliance.attestation.insecure import InsecureAttester
+from appliance.attestation.families.insecure import InsecureAttester
 from appliance.attestation.limiter import QuoteLimiter
 from appliance.attestation.responder import InForce, Responder, Statement
+from appliance.boot.instance_keys import InstanceKeys, make_keys
 from appliance.errors import AttestationUnavailable
-from appliance.identity import InstanceKeys, make_keys
+from appliance.listener.connection import ChannelState
 from client_sdk.wire import digests
 from client_sdk.wire.attestation import AttestationBundle, AttestationRequest, EvidenceItem
 from client_sdk.wire.digests import sha256

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from appliance import cli_bench
 from appliance.bench import plot, report
 from appliance.bench.decision import decide
 from appliance.bench.environment import describe, source_revision
 from appliance.bench.runs import Arm, Footprint, Order, Run, acceptance, hit_rate, percentile, tokens_per_pass
 from appliance.bench.suite import SHIPPED, Suite, load_suite
 from appliance.bench.workload import Workload, lane, messages, parameters
-from appliance.config import load
+from appliance.cli import bench as cli_bench
+from appliance.config.settings import load
 from appliance.errors import BootError
 from tests.unit.appliance.bench.test_decision import SAMPLE, comparison, run, with_samples
 from tests.unit.appliance.bench.test_quality import BY_ARITHMETIC, of_a_suite
@@ -254,7 +254,7 @@ def test_what_is_measured_differs_only_where_it_must() -> None:
 
 def test_serving_loads_nothing_of_the_benchmark_and_nothing_of_the_client() -> None:
     code = (
-        "import sys\nimport appliance.main, appliance.boot, appliance.serve\n"
+        "import sys\nimport appliance.cli.main, appliance.boot.boot, appliance.boot.serve\n"
         "late = ('appliance.bench', 'client_sdk.client.client', 'matplotlib')\n"
         "print([name for name in sys.modules if name.startswith(late)])"
     )

@@ -12,15 +12,15 @@ from click.testing import CliRunner
 
 from appliance.bench.runs import Arm, Run
 from appliance.bench.same_model import DifferentModel, check_same_model, check_same_weights
-from appliance.cli_bench import bench
-from appliance.config import Config, load
-from appliance.engine.fake import FakeEngine
-from appliance.facts import model_facts
+from appliance.boot.identities import model_facts
+from appliance.cli.bench import bench
+from appliance.config.settings import Config, load
+from appliance.engine.generation.fake import FakeEngine
 from appliance.models.errors import ModelNotInstalled
 from appliance.models.manifest import ModelFacts
 from appliance.models.store import ModelStore
 from tests.unit.appliance.bench.test_decision import comparison
-from tests.unit.appliance.engine.test_gguf import MINIMAL, gguf
+from tests.unit.appliance.engine.weights.test_gguf import MINIMAL, gguf
 
 FINE, COARSE = gguf({**MINIMAL, "general.file_type": 7}), gguf({**MINIMAL, "general.file_type": 3})
 SETTINGS = {

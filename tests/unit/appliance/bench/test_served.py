@@ -9,7 +9,7 @@ import pytest
 
 from appliance.bench.environment import describe, describe_installation
 from appliance.bench.served import ServedConfig, changed_settings, interpreter, measurable, of_another_python
-from appliance.config import load
+from appliance.config.settings import load
 from appliance.errors import BootError
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.engine import scheduler
-from appliance.engine.fake import FakeEngine
-from appliance.engine.messages import pack_job, unpack_job
-from appliance.engine.sizes import PART_CHARACTERS
+from appliance.engine.generation import scheduler
+from appliance.engine.generation.fake import FakeEngine
+from appliance.engine.host.messages import pack_job, unpack_job
 from appliance.engine.types import Finished, GenerationJob, PromptReady, SamplingParams, TokenPrompt
+from appliance.engine.weights.sizes import PART_CHARACTERS
 from appliance.errors import BadRequest
 from tests.unit.appliance.engine.toy import Bench
 

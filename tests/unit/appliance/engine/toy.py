@@ -8,13 +8,13 @@ import zlib
 from collections.abc import Callable, Sequence
 
 from appliance.engine.batch import EXACT, Exactness, Segment
-from appliance.engine.chat_template import ChatTemplate
-from appliance.engine.memory import JobMemory
-from appliance.engine.prefix_cache import CacheLimits, PrefixCache
-from appliance.engine.prompt import PromptBuilder
-from appliance.engine.scheduler import Limits, Scheduler
-from appliance.engine.speculation import DRAFTERS, Drafter, Speculation, WidthController
+from appliance.engine.chat.chat_template import ChatTemplate
+from appliance.engine.generation.prefix_cache import CacheLimits, PrefixCache
+from appliance.engine.generation.prompt import PromptBuilder
+from appliance.engine.generation.scheduler import Limits, Scheduler
+from appliance.engine.generation.speculation import DRAFTERS, Drafter, Speculation, WidthController
 from appliance.engine.types import Delta, EngineEvent, GenerationJob, SamplingParams, TokenLogprob
+from appliance.engine.weights.memory import JobMemory
 from appliance.errors import ApplianceError
 
 END = 0

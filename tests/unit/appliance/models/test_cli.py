@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from appliance.cli_models import models
+from appliance.cli.models import models
 from appliance.models.progress import fractions, terminal_progress
 
 GGUF = b"GGUF\x03\x00\x00\x00" + bytes(5000)

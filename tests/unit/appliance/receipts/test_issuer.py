@@ -7,13 +7,13 @@ import gc
 
 import pytest
 
-from appliance.engine.fake import FakeScript
+from appliance.engine.generation.fake import FakeScript
 from appliance.errors import NotFound, ReceiptPending
 from appliance.receipts.issuer import ChainScope, ReceiptStore
 from client_sdk.wire import cose
 from tests import cddl
 from tests import reference_decoder as reference
-from tests.unit.appliance.service.rig import Rig, chat, fake
+from tests.unit.appliance.inference.service.rig import Rig, chat, fake
 
 
 def check_chain(rig: Rig, receipts: list[bytes]) -> bytes:

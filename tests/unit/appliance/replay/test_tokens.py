@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from appliance.engine.fake import FakeEngine
+from appliance.engine.generation.fake import FakeEngine
 from appliance.replay.run import Job
 from appliance.replay.tokens import Claimed, Speller, locate
 from client_sdk.wire import digests

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.appliance.test_main import appliance, refused
+from tests.unit.appliance.cli.test_main import appliance, refused
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.api.responses import ResponsesDialect
-from appliance.engine.tools import CallDelta
-from appliance.exchange import Choice, Heading, Piece, Usage
+from appliance.engine.chat.tools import CallDelta
+from appliance.inference.request import Choice, Heading, Piece, Usage
 from client_sdk import MalformedError, Rejection
 from client_sdk.routes.chat import AnswerContent
 from client_sdk.routes.responses import ResponseCollector, read_response

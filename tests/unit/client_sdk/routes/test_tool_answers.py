@@ -108,7 +108,7 @@ def test_whole_calls_have_one_spelling(syntax: CallSyntax) -> None:
 @SHAPED
 def test_every_cut_is_among_the_spellings_of_what_it_leaves(syntax: CallSyntax) -> None:
     """Whatever part of the generated text the limit left, the answer made of it leads back to it."""
-    from appliance.engine.tools import ToolText
+    from appliance.engine.chat.tools import ToolText
 
     generated = syntax.spelled("Hm. ", made(syntax))
     for cut in range(len(generated)):
