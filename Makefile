@@ -69,7 +69,7 @@ $(VENV)/.installed-test: $(VENV)/.installed | test-needs
 
 .PHONY: demo
 demo: venv ## attest an appliance, ask it, verify the receipt, then tamper and see it rejected
-	@$(PY) -m appliance.demo
+	@$(PY) -m appliance.cli.demo
 
 .PHONY: serve
 serve: venv ## an appliance on this machine to play with (LISTEN=host:port MODEL=name)

@@ -88,6 +88,18 @@ def test_pure_layouts_import_nothing_of_ours_but_the_wire_format() -> None:
     assert wrong == []
 
 
+def test_make_and_scripts_start_modules_that_are_there() -> None:
+    started = [ROOT / "Makefile", *(ROOT / "scripts").rglob("*.sh"), ROOT / ".ci/run"]
+    texts = "\n".join(path.read_text(encoding="utf-8") for path in started)
+    names = sorted(set(re.findall(r"-m ((?:appliance|client_sdk|image)[\w.]*)", texts)))
+    assert "appliance.cli.demo" in names
+    assert [
+        name
+        for name in names
+        if not (found := ROOT / name.replace(".", "/")).is_dir() and not found.with_suffix(".py").is_file()
+    ] == []
+
+
 def test_importing_the_sdk_loads_nothing_of_the_server() -> None:
     code = (
         "import json, sys\n"
