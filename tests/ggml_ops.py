@@ -50,6 +50,28 @@ def library() -> ctypes.CDLL:
     return found
 
 
+def quantised_product(
+    ggml: ctypes.CDLL, variant: str, type: int, weights: Array, values: npt.NDArray[np.float32], out: Array
+) -> bool:
+    """`attested_gemm`: weights [rows, bytes] of ggml's `type`, values [tokens, columns], out f32 [tokens, rows].
+
+    False where this processor has no such variant.
+    """
+    ggml.attested_gemm.restype = ctypes.c_bool
+    done: bool = ggml.attested_gemm(
+        variant.encode(),
+        type,
+        _NUMBER(values.shape[1]),
+        _POINTER(weights.ctypes.data),
+        ctypes.c_size_t(weights.strides[0]),
+        _NUMBER(len(weights)),
+        _POINTER(values.ctypes.data),
+        _NUMBER(len(values)),
+        _POINTER(out.ctypes.data),
+    )
+    return done
+
+
 def available(ggml: ctypes.CDLL) -> list[str]:
     """This machine's variants, `plain` first."""
     return [name for name in VARIANTS if ggml.attested_variant_available(name.encode())]

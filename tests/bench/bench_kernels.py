@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from llama_cpp import llama_cpp as _loaded  # noqa: F401 - maps the libraries
 
 from appliance.engine.llama_cpp import libraries
+from tests import ggml_ops
 from tests.bench.machine import Peaks, processor
 from tests.integration.gemm_reference import FORMS, Bytes, Floats, Form
 
@@ -49,17 +50,7 @@ def least_s(library: ctypes.CDLL, variant: str, form: Form, weights: Bytes, valu
     least, spent, runs = float("inf"), 0.0, 0
     while runs < 3 or (spent < _ENOUGH_S and runs < 20):
         begun = time.thread_time()
-        done = library.attested_gemm(
-            variant.encode(),
-            form.number,
-            ctypes.c_int64(values.shape[1]),
-            ctypes.c_void_p(weights.ctypes.data),
-            ctypes.c_size_t(weights.strides[0]),
-            ctypes.c_int64(len(weights)),
-            ctypes.c_void_p(values.ctypes.data),
-            ctypes.c_int64(len(values)),
-            ctypes.c_void_p(out.ctypes.data),
-        )
+        done = ggml_ops.quantised_product(library, variant, form.number, weights, values, out)
         taken = time.thread_time() - begun
         if not done:
             raise SystemExit(f"no kernels for {form.name} in {variant}")
@@ -97,7 +88,6 @@ def main(arguments: Sequence[str]) -> int:
     library = libraries.kernels()
     if library is None:
         parser.error("llama.cpp was built without native/llama_cpp")
-    library.attested_gemm.restype = ctypes.c_bool
     args.variants = [name for name in args.variants if library.attested_variant_available(name.encode())]
     rows = measured(library, args, Peaks.measured(args.compiler, threads=1, mib=args.mib))
     if args.json:

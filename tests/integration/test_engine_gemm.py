@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 llama_cpp = pytest.importorskip("llama_cpp")
 
 from appliance.engine.llama_cpp import libraries  # noqa: E402
+from tests import ggml_ops  # noqa: E402
 from tests.integration import gemm_reference as reference  # noqa: E402
 from tests.integration.gemm_reference import FORMS, Bytes, Floats, Form  # noqa: E402
 
@@ -51,7 +52,6 @@ def ggml() -> ctypes.CDLL:
     library.ggml_cpu_init()  # fills the table of halves that llama.cpp's products read
     library.ggml_get_type_traits_cpu.restype = ctypes.POINTER(_Traits)
     library.attested_products.restype = ctypes.c_int64
-    library.attested_gemm.restype = ctypes.c_bool
     return library
 
 
@@ -73,17 +73,7 @@ def values_of(rng: np.random.Generator, rows: int, columns: int) -> Floats:
 
 def computed(ggml: ctypes.CDLL, variant: str, form: Form, weights: Bytes, values: Floats) -> Floats:
     out = np.full((len(values), len(weights)), 7.0, dtype=np.float32)
-    done = ggml.attested_gemm(
-        variant.encode(),
-        form.number,
-        ctypes.c_int64(values.shape[1]),
-        ctypes.c_void_p(weights.ctypes.data),
-        ctypes.c_size_t(weights.strides[0]),
-        ctypes.c_int64(len(weights)),
-        ctypes.c_void_p(values.ctypes.data),
-        ctypes.c_int64(len(values)),
-        ctypes.c_void_p(out.ctypes.data),
-    )
+    done = ggml_ops.quantised_product(ggml, variant, form.number, weights, values, out)
     assert done
     return out
 

@@ -145,8 +145,11 @@ def _choose_threads(runtime: EmbeddingRuntime, allowance: Allowance, first: Mapp
     count, cores = take(first, "threads", int), take(first, "cores", int)
     if count:
         return Threads(count=count, reason=take(first, "threads_reason", str))
-    candidates = thread_candidates(cores)
-    measure = lambda: choose_threads({each: measure_speed(runtime, each, allowance) for each in candidates}, cores)  # noqa: E731
+
+    def measure() -> Threads:
+        candidates = thread_candidates(cores)
+        return choose_threads({each: measure_speed(runtime, each, allowance) for each in candidates}, cores)
+
     careful = Threads(count=1, reason="auto: one, as the measurement came to no end within its limit")
     threads = allowance.measured("threads", measure, careful, runtimes=(runtime,), share=0.5)
     runtime.use_threads(threads.count)
