@@ -225,22 +225,20 @@ ggml_cplan __wrap_ggml_graph_plan(const ggml_cgraph * graph, int n_threads, ggml
 // One attention with the variant of that name on this thread, for tests. False where this processor has no such variant.
 GGML_BACKEND_API bool attested_attention(const char * variant, const attested::Attention * work);
 bool attested_attention(const char * variant, const attested::Attention * work) {
-    for (int v = 0; v < attested::kVariants; ++v) {
-        const auto wanted = (attested::Variant) v;
-        if (strcmp(variant, attested::name(wanted)) == 0 && attested::available(wanted)) {
-            char * bytes = (char *) aligned_alloc(64, attested::thread_bytes(*work));
-            GGML_ASSERT(bytes && "no memory for attention's scores");
-            attested::Workspace memory;
-            attested::lay_out(*work, bytes, memory);
-            const attested::Units units(*work, 1);
-            for (int64_t index = 0; index < units.count; ++index) {
-                attested::compute_unit(*work, units.at(index), memory, wanted);
-            }
-            free(bytes);
-            return true;
-        }
+    attested::Variant wanted;
+    if (!attested::named(variant, wanted)) {
+        return false;
     }
-    return false;
+    char * bytes = (char *) aligned_alloc(64, attested::thread_bytes(*work));
+    GGML_ASSERT(bytes && "no memory for attention's scores");
+    attested::Workspace memory;
+    attested::lay_out(*work, bytes, memory);
+    const attested::Units units(*work, 1);
+    for (int64_t index = 0; index < units.count; ++index) {
+        attested::compute_unit(*work, units.at(index), memory, wanted);
+    }
+    free(bytes);
+    return true;
 }
 
 } // extern "C"

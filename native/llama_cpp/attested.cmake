@@ -12,11 +12,9 @@ set(LLAMA_BUILD_COMMON OFF CACHE BOOL "llama.cpp's utilities for its programs" F
 # When everything is declared: what is compiled in vain is left out, and code that runs once for a model is optimised less.
 # Nothing here changes a result: no option that lets a compiler reorder floating point is given anywhere.
 function(attested_finish)
-  foreach(target vendor-hash)
-    if(TARGET ${target})
-      set_property(TARGET ${target} PROPERTY EXCLUDE_FROM_ALL TRUE)
-    endif()
-  endforeach()
+  if(TARGET vendor-hash)
+    set_property(TARGET vendor-hash PROPERTY EXCLUDE_FROM_ALL TRUE)
+  endif()
   if(NOT TARGET llama OR MSVC)
     return()
   endif()

@@ -116,25 +116,20 @@ GGML_BACKEND_API bool attested_float_gemm(
 bool attested_float_gemm(
     const char * variant, int type, int64_t columns, const void * weights, int64_t rows, const float * inputs, int64_t tokens, float * out) {
     attested::FloatType of;
-    if (!attested::type_of((ggml_type) type, of)) {
+    attested::Variant wanted;
+    if (!attested::type_of((ggml_type) type, of) || !attested::named(variant, wanted)) {
         return false;
     }
-    for (int v = 0; v < attested::kVariants; ++v) {
-        const auto wanted = (attested::Variant) v;
-        if (strcmp(variant, attested::name(wanted)) == 0 && attested::available(wanted)) {
-            const int64_t stride = attested::float_columns(columns);
-            auto * rounded = (float *) aligned_alloc(64, tokens * stride * sizeof(float));
-            GGML_ASSERT(rounded && "no memory for activations");
-            for (int64_t token = 0; token < tokens; ++token) {
-                attested::round_row(inputs + token * columns, rounded + token * stride, columns, of);
-            }
-            const size_t row_bytes = columns * ggml_type_size((ggml_type) type);
-            attested::multiply({of, (const char *) weights, row_bytes, rows, columns, rounded, tokens, out, (size_t) rows}, wanted);
-            free(rounded);
-            return true;
-        }
+    const int64_t stride = attested::float_columns(columns);
+    auto * rounded = (float *) aligned_alloc(64, tokens * stride * sizeof(float));
+    GGML_ASSERT(rounded && "no memory for activations");
+    for (int64_t token = 0; token < tokens; ++token) {
+        attested::round_row(inputs + token * columns, rounded + token * stride, columns, of);
     }
-    return false;
+    const size_t row_bytes = columns * ggml_type_size((ggml_type) type);
+    attested::multiply({of, (const char *) weights, row_bytes, rows, columns, rounded, tokens, out, (size_t) rows}, wanted);
+    free(rounded);
+    return true;
 }
 
 } // extern "C"

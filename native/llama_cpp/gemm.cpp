@@ -122,13 +122,12 @@ bool kernel_named(const char * name, Multiply & found) {
         found = gemm_amx_emulated;
         return true;
     }
-    for (int v = 0; v < kVariants; ++v) {
-        if (strcmp(name, attested::name((Variant) v)) == 0 && available((Variant) v)) {
-            found = kernel((Variant) v);
-            return true;
-        }
+    Variant variant;
+    if (!named(name, variant)) {
+        return false;
     }
-    return false;
+    found = kernel(variant);
+    return true;
 }
 
 } // namespace

@@ -82,6 +82,16 @@ const char * name(Variant variant) { return kNames[(int) variant]; }
 
 bool available(Variant variant) { return processor().variants[(int) variant]; }
 
+bool named(const char * name, Variant & found) {
+    for (int v = 0; v < kVariants; ++v) {
+        if (strcmp(name, kNames[v]) == 0 && available((Variant) v)) {
+            found = (Variant) v;
+            return true;
+        }
+    }
+    return false;
+}
+
 Variant variant() {
     const int forced = chosen.load(std::memory_order_relaxed);
     return forced < 0 ? processor().best : (Variant) forced;
@@ -102,24 +112,19 @@ const char * attested_variant(void) { return attested::name(attested::variant())
 // Whether this processor has the variant of that name.
 GGML_BACKEND_API bool attested_variant_available(const char * name);
 bool attested_variant_available(const char * name) {
-    for (int v = 0; v < attested::kVariants; ++v) {
-        if (strcmp(name, attested::kNames[v]) == 0) {
-            return attested::available((attested::Variant) v);
-        }
-    }
-    return false;
+    attested::Variant found;
+    return attested::named(name, found);
 }
 
 // Compute with the variant of that name from the next evaluation on. False, and nothing changes, where there is none here.
 GGML_BACKEND_API bool attested_use_variant(const char * name);
 bool attested_use_variant(const char * name) {
-    for (int v = 0; v < attested::kVariants; ++v) {
-        if (strcmp(name, attested::kNames[v]) == 0 && attested::available((attested::Variant) v)) {
-            attested::chosen.store(v, std::memory_order_relaxed);
-            return true;
-        }
+    attested::Variant found;
+    if (!attested::named(name, found)) {
+        return false;
     }
-    return false;
+    attested::chosen.store((int) found, std::memory_order_relaxed);
+    return true;
 }
 
 } // extern "C"

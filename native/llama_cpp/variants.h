@@ -15,6 +15,9 @@ const char * name(Variant variant);
 // Whether this processor and this kernel can run it. `amx` asks the kernel for the tile registers, once.
 bool available(Variant variant);
 
+// The one of that name, where this processor has it.
+bool named(const char * name, Variant & found);
+
 // The one in use; may change between two evaluations only (attested_use_variant, for tests and for the proof of a build).
 Variant variant();
 
