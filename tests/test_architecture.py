@@ -100,6 +100,14 @@ def test_make_and_scripts_start_modules_that_are_there() -> None:
     ] == []
 
 
+def test_the_architecture_names_files_that_are_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w./-]+\.(?:py|sh))(?::\w+)?`", text))
+    there = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not any(f"/{path}".endswith(f"/{name}") for path in there)] == []
+
+
 def test_importing_the_sdk_loads_nothing_of_the_server() -> None:
     code = (
         "import json, sys\n"
