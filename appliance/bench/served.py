@@ -68,7 +68,7 @@ def changed_settings(config: Config) -> str:
 class ServedConfig:
     """`appliance serve` of one configuration. A context manager; raises BootError where it does not start.
 
-    `environ` is what the processes get; settings in it would count twice, so it must have none (see `cli_bench`).
+    `environ` is what the processes get; settings in it would count twice, so it must have none (see `cli.bench`).
     `python`: the interpreter of another installation that serves it, with the engine that is installed there.
     """
 

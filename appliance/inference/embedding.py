@@ -30,7 +30,7 @@ class VectorCall:
 
 @runtime_checkable
 class VectorDialect(Protocol):
-    """The JSON of a route that makes vectors. See `exchange.Dialect` for `explain` and `failure`."""
+    """The JSON of a route that makes vectors. See `request.Dialect` for `explain` and `failure`."""
 
     def parse_inputs(self, body: bytes) -> VectorCall: ...
     def vectors(self, heading: Heading, call: VectorCall, vectors: Sequence[bytes], prompt_tokens: int) -> bytes:

@@ -18,7 +18,7 @@ from client_sdk.wire.tools import CallSyntax
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a request says about sampling. None stands for "not given"; defaults are applied by `decoding.resolve`."""
+    """What a request says about sampling. None stands for "not given"; defaults are applied by `sampling.resolve`."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -48,7 +48,7 @@ class CallRules:
 class Shape:
     """What answers are held to: JSON values as sent, where they are in force, and the grammar made of them.
 
-    `tool_choice` is as receipts spell it. The grammar of `calls` depends on the model: `fitting.fit` makes it.
+    `tool_choice` is as receipts spell it. The grammar of `calls` depends on the model: `chat_format.fit` makes it.
     """
 
     response_format: object = None

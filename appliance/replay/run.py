@@ -85,7 +85,7 @@ class Recorder:
 
 
 class KeptExchange:
-    """`exchange.Exchange` without a client: the saved request goes in, and what would be sent is kept."""
+    """`request.Exchange` without a client: the saved request goes in, and what would be sent is kept."""
 
     def __init__(self, saved: SavedAnswer) -> None:
         claims = saved.claims
